@@ -1,0 +1,23 @@
+"""The decorator of every configurable class: its fields are its config.
+
+A component is a frozen, keyword-only, type-checked dataclass. `_target_` in an option file of `conf/` names it, and no
+value has a default in code: defaults live in `conf/` alone. Component modules import without torch, so that a
+configuration is checked in a second.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar, dataclass_transform
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+T = TypeVar("T")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def component(cls: type[T]) -> type[T]:
+    """Make `cls` a component. Unknown fields and values of the wrong type raise `pydantic.ValidationError`."""
+    wrap: Callable[[type[T]], type[T]] = dataclass(
+        frozen=True, kw_only=True, config=ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    )
+    return wrap(cls)

@@ -1,0 +1,196 @@
+"""What an experiment is made of: the composed config as one frozen, checked value.
+
+Field types that belong to a room are protocols here, so that this module needs no room and no torch; the option files
+in `conf/` name the classes that fill them.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+
+from pydantic import Field
+
+from clawexp.component import component
+from clawexp.outcome import Credit, Outcome
+from clawexp.records import Launch, Link, Needs, Owner, Sandbox, Task
+
+Positive = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+@runtime_checkable
+class Taskset(Protocol):
+    """A data source. What it gives depends on its fields and the arguments alone, so a resumed run continues it."""
+
+    def train(self, step: int, num_tasks: int, seed: int) -> Sequence[Task]: ...
+
+    def evaluation(self, num_tasks: int) -> Sequence[Task]: ...
+
+
+@runtime_checkable
+class Harness(Protocol):
+    """A black box, described: files to lay down, an environment, a command."""
+
+    num_tasks: int
+    """Tasks per step unless the experiment says otherwise."""
+    group_size: int
+    """Rollouts per task unless the experiment says otherwise."""
+
+    def needs(self) -> Needs: ...
+
+    def prepared(self) -> str | None:
+        """None when it can start now; otherwise the one line that prepares it."""
+        ...
+
+    def prepare(self) -> None:
+        """Fetch and pin what it needs, with progress on stderr. Raises HarnessError."""
+        ...
+
+    def launch(self, task: Task, link: Link, sandbox: Sandbox) -> Launch: ...
+
+
+@runtime_checkable
+class Runtime(Protocol):
+    """Where sandboxes live."""
+
+    def sandbox(self, task: Task, needs: Needs, owner: Owner) -> AbstractAsyncContextManager[Sandbox]: ...
+
+
+@runtime_checkable
+class EngineHandle(Protocol):
+    """A live engine behind the engine URL contract."""
+
+    url: str
+    key: str
+
+    async def load(self, path: Path, version: int) -> None: ...
+
+    async def score(self, ids: Sequence[int]) -> list[float]: ...
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """How the model answers."""
+
+    def serve(self, model: "Model", seed: int, folder: Path) -> AbstractAsyncContextManager[EngineHandle]: ...
+
+
+@component
+class Model:
+    """Who answers."""
+
+    name: str
+    """The name that harnesses see."""
+    path: str
+    """Checkpoint folder (`config.json`, `model.safetensors`, `tokenizer.json`), absolute or as `package:NAME` for one
+    that ships with clawexp, or `cache:NAME` for one that `prepare` makes."""
+    rendering: Literal["qwen3", "template"]
+    """`qwen3`: exact rendering by the `renderers` package; `template`: the tokenizer's own chat template."""
+    context: Positive
+    """Tokens that prompt and answer may take together."""
+    max_tokens: Positive
+    """Tokens that one answer may take."""
+    engine: Engine
+
+
+@runtime_checkable
+class Algo(Protocol):
+    """How it learns: advantages over rollouts, and a loss over sampled tokens."""
+
+    def advantages(
+        self, rewards: Sequence[float], groups: Sequence[tuple[str, str]], valid: Sequence[bool]
+    ) -> list[float]: ...
+
+
+@component
+class LearnerOptions:
+    """How weights are updated."""
+
+    lr: Annotated[float, Field(gt=0)]
+    betas: tuple[float, float]
+    weight_decay: Annotated[float, Field(ge=0)]
+    warmup_steps: Annotated[int, Field(ge=0)]
+    grad_clip: Annotated[float, Field(gt=0)]
+    token_budget: Positive
+    """Unique tokens in one forward and backward pass."""
+    tree_pass: Literal["chain", "dfs"]
+    """`chain` is faster, `dfs` holds only one path in memory; the same maths."""
+    threads: Annotated[int, Field(ge=0)]
+    """CPU threads; 0 takes the number of physical cores."""
+
+
+@component
+class RolloutOptions:
+    """How rollouts are gathered."""
+
+    max_concurrency: Positive
+    """Rollouts at once, at most."""
+    memory_share: Share
+    """Rollouts start only while their harness's memory fits this share of what is free."""
+    retries: Annotated[int, Field(ge=0)]
+    """For outcomes whose credit is `retry`."""
+    min_group: Positive
+    """A group with fewer valid rollouts is left out."""
+    sandbox_s: Seconds
+    harness_s: Seconds
+    settle_s: Seconds
+    grade_s: Seconds
+    max_capture_faults: Share
+    """A larger share of capture faults in a step ends the run."""
+
+
+@component
+class CaptureOptions:
+    """The model boundary."""
+
+    temperature: Annotated[float, Field(gt=0)]
+    """Of every sampled token in training."""
+    max_calls: Positive
+    """Calls per rollout; further ones get a plain final answer that is not sampled and not recorded."""
+    engine_retries: Annotated[int, Field(ge=0)]
+    engine_timeout_s: Seconds
+    fsync: bool
+
+
+@component
+class EvalOptions:
+    """Held-out tasks."""
+
+    num_tasks: Annotated[int, Field(ge=0)]
+    rollouts: Positive
+    every: Annotated[int, Field(ge=0)]
+    """Steps between evaluations; 0 evaluates before the first and after the last step."""
+    temperature: Annotated[float, Field(gt=0)]
+
+
+@runtime_checkable
+class Logger(Protocol):
+    """Who is told."""
+
+    def open(self, run: Path, config: Mapping[str, Any], resume: bool) -> AbstractAsyncContextManager[Any]: ...
+
+
+@component
+class Experiment:
+    """One experiment: a field per config group, and the numbers that belong to none."""
+
+    taskset: Taskset
+    harness: dict[str, Harness]
+    runtime: Runtime
+    model: Model
+    algo: Algo
+    learner: LearnerOptions
+    rollout: RolloutOptions
+    capture: CaptureOptions
+    eval: EvalOptions
+    outcome: dict[Outcome, Credit]
+    logger: dict[str, Logger]
+    steps: Positive
+    seed: Annotated[int, Field(ge=0)]
+    num_tasks: Positive | None
+    group_size: Positive | None
+    checkpoint_every: Positive
+    keep_checkpoints: Annotated[int, Field(ge=2)]
+    resume: str | None

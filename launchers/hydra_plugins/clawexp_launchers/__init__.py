@@ -1,0 +1,1 @@
+"""Hydra finds launcher plugins only in this namespace package."""
