@@ -1,0 +1,115 @@
+"""Where a model's checkpoint folder lies, and what its `config.json` says. No torch."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from clawexp.errors import ConfigError
+
+FILES = ("config.json", "model.safetensors")
+ARCHITECTURES: dict[str, Literal["qwen3", "llama"]] = {
+    "Qwen3ForCausalLM": "qwen3",
+    "LlamaForCausalLM": "llama",
+}
+# Switches of the two architectures that change the maths, with the only value that the decoder implements.
+FIXED: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": False,
+    "rope_interleaved": False,
+    "partial_rotary_factor": 1.0,
+}
+
+
+def checkpoint_folder(path: str) -> Path:
+    """The folder that `model.path` names.
+
+    `package:NAME` ships with clawexp, `cache:NAME` lies in the user's cache, anything else is an absolute path.
+    Raises ConfigError where it is not there or not complete.
+    """
+    kind, _, name = path.partition(":")
+    if kind == "package":
+        folder = Path(__file__).parents[1] / "checkpoints" / name
+    elif kind == "cache":
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = cache / "clawexp" / "models" / name
+    else:
+        folder = Path(path)
+        if not folder.is_absolute():
+            raise ConfigError(f"model.path {path!r} is neither absolute nor package:NAME nor cache:NAME")
+    missing = [file for file in FILES if not (folder / file).is_file()]
+    if missing:
+        cure = "run `python -m clawexp prepare`" if kind == "cache" else "check model.path"
+        raise ConfigError(f"model.path {path!r}: no {' and no '.join(missing)} in {folder}; {cure}")
+    return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The numbers of a decoder, as `config.json` has them."""
+
+    architecture: Literal["qwen3", "llama"]
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    eps: float
+    rope_theta: float
+    tied: bool
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The parsed `config.json` of a checkpoint folder. Raises ConfigError."""
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{file} holds no JSON object")
+    return config
+
+
+def shape_of(config: dict[str, Any]) -> Shape:
+    """Read a Hugging Face config (of transformers 4 or 5). Raises ConfigError where we would compute something else."""
+    names = config.get("architectures") or []
+    if len(names) != 1 or names[0] not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ConfigError(f"architecture {names or 'unnamed'} is not implemented; choose one of {known}")
+    _refuse_other_maths(config)
+    try:
+        return Shape(
+            architecture=ARCHITECTURES[names[0]],
+            hidden=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            heads=config["num_attention_heads"],
+            kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+            head_dim=config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+            intermediate=config["intermediate_size"],
+            vocab=config["vocab_size"],
+            eps=config["rms_norm_eps"],
+            rope_theta=_rope(config)["rope_theta"],
+            tied=config.get("tie_word_embeddings", False),
+        )
+    except KeyError as error:
+        raise ConfigError(f"config.json lacks {error.args[0]!r}") from error
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    return {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+
+
+def _refuse_other_maths(config: dict[str, Any]) -> None:
+    found = _rope(config)
+    wrong = {key: found[key] for key, value in FIXED.items() if found.get(key) not in (value, None)}
+    rope_type = found.get("rope_type") or found.get("type") or "default"
+    if rope_type != "default":
+        wrong["rope_type"] = rope_type
+    if wrong:
+        raise ConfigError(f"config.json asks for {wrong}, which the decoder does not implement")

@@ -1,0 +1,198 @@
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from clawexp.errors import LearnerError
+from clawexp.model import tree_pass
+from clawexp.model.decoder import Policy
+from clawexp.model.tree_pass import TreeTokens, tree_backward, tree_logprobs
+
+TEMPERATURE = 0.8
+MODES = pytest.mark.parametrize("mode", ["chain", "dfs"])
+ARCHITECTURES = pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+
+
+@pytest.fixture(params=[6, 40, 2048])
+def pack_tokens(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Small packs make `dfs` open many chains; all trees here fit into the largest."""
+    monkeypatch.setattr(tree_pass, "PACK_TOKENS", request.param)
+    return request.param
+
+
+@MODES
+@ARCHITECTURES
+def test_float64_gradients_equal_those_of_one_pass_per_path(reference, architecture, mode, pack_tokens):
+    folder, model = reference(architecture)
+    policy, model = Policy.load(folder).double(), without_float32_norms(model.double())
+    tokens, targets, weights = forest(seed=3), all_but_roots(forest(seed=3)), mixed_signs(3)
+    got = tree_backward(policy, tokens, targets, weighted(weights), TEMPERATURE, mode)
+    want = per_path(model, tokens, targets, weights)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+    assert gradient_error(policy, model) <= 1e-10
+
+
+@MODES
+@ARCHITECTURES
+def test_float32_gradients_equal_those_of_one_pass_per_path(reference, architecture, mode):
+    folder, model = reference(architecture, tied=architecture == "llama")
+    policy, tokens, weights = Policy.load(folder), forest(seed=4), mixed_signs(4)
+    targets = all_but_roots(tokens)[::2]
+    got = tree_backward(policy, tokens, targets, weighted(weights), TEMPERATURE, mode)
+    want = per_path(model, tokens, targets, weights)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+    assert gradient_error(policy, model) <= 1e-5
+
+
+@MODES
+def test_every_child_of_a_branch_point_is_supervised(reference, mode, monkeypatch):
+    monkeypatch.setattr(tree_pass, "PACK_TOKENS", 2)
+    folder, model = reference()
+    policy = Policy.load(folder)
+    tokens = tree([7, 3, 9, 4, 8, 5], parent=[-1, 0, 1, 0, 3, 0])
+    targets = torch.tensor([1, 3, 5])
+    got = tree_logprobs(policy, tokens, targets, 1.0, mode)
+    with torch.no_grad():
+        row = model(torch.tensor([[7]])).logits[0, 0].log_softmax(-1)
+    torch.testing.assert_close(got, row[[3, 4, 5]], rtol=0, atol=1e-5)
+
+
+@MODES
+def test_results_keep_the_order_of_the_targets(reference, mode, pack_tokens):
+    policy, tokens = Policy.load(reference()[0]), forest(seed=5)
+    targets = all_but_roots(tokens)
+    shuffled = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0))
+    entropy = torch.empty(len(targets))
+    got = tree_logprobs(policy, tokens, targets[shuffled], TEMPERATURE, mode, entropy_out=entropy)
+    straight = torch.empty(len(targets))
+    want = tree_logprobs(policy, tokens, targets, TEMPERATURE, mode, entropy_out=straight)
+    torch.testing.assert_close(got, want[shuffled], rtol=0, atol=1e-5)
+    torch.testing.assert_close(entropy, straight[shuffled], rtol=0, atol=1e-5)
+
+
+def test_entropy_is_that_of_the_sampling_distribution(reference):
+    folder, model = reference()
+    tokens, entropy = tree([5, 6, 7], parent=[-1, 0, 1]), torch.empty(2)
+    tree_logprobs(Policy.load(folder), tokens, torch.tensor([1, 2]), 0.5, "chain", entropy_out=entropy)
+    with torch.no_grad():
+        logits = model(torch.tensor([[5, 6]])).logits[0] / 0.5
+    torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=logits).entropy())
+
+
+@MODES
+def test_the_head_is_exact_when_logits_come_in_several_chunks(reference, mode, monkeypatch):
+    monkeypatch.setattr("clawexp.model.target_head.CHUNK_FLOATS", 5 * 97)
+    folder, model = reference()
+    policy, tokens, weights = Policy.load(folder), forest(seed=6), mixed_signs(6)
+    targets = all_but_roots(tokens)
+    tree_backward(policy, tokens, targets, weighted(weights), TEMPERATURE, mode)
+    per_path(model, tokens, targets, weights)
+    assert gradient_error(policy, model) <= 1e-5
+
+
+def test_gradients_add_up_over_calls(reference):
+    policy, tokens = Policy.load(reference()[0]), forest(seed=7)
+    targets, weights = all_but_roots(tokens), mixed_signs(7)
+    tree_backward(policy, tokens, targets, weighted(weights), 1.0, "chain")
+    once = [parameter.grad.clone() for parameter in policy.parameters() if parameter.grad is not None]
+    tree_backward(policy, tokens, targets, weighted(weights), 1.0, "dfs")
+    for grad, parameter in zip(once, policy.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, 2 * grad, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("parent", "position", "target", "reason"),
+    [
+        ([-1, 0, 1], [0, 1, 2], 0, "root"),
+        ([-1, 0, 1], [0, 1, 3], 1, "position"),
+        ([-1, 2, 1], [0, 1, 2], 1, "before its child"),
+        ([-1, 0, 1, 0, 2], [0, 1, 2, 1, 3], 1, "depth-first"),
+    ],
+)
+def test_what_is_no_tree_is_refused(reference, parent, position, target, reason):
+    tokens = TreeTokens(*(torch.tensor(x) for x in (list(range(len(parent))), position, parent)))
+    with pytest.raises(LearnerError, match=reason):
+        tree_logprobs(Policy.load(reference()[0]), tokens, torch.tensor([target]), 1.0, "chain")
+
+
+def forest(seed: int) -> TreeTokens:
+    """Three random trees with branches upon branches, single tokens and a bare chain among them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=generator))
+
+    parent: list[int] = []
+
+    def grow(above: int, depth: int) -> None:
+        for _ in range(draw(1, 12)):
+            parent.append(above)
+            above = len(parent) - 1
+        for _ in range(draw(2, 4) if depth else 0):
+            grow(above, depth - 1)
+
+    for depth in (3, 0, 2):
+        grow(-1, depth)
+    ids = torch.randint(0, 97, (len(parent),), generator=generator).tolist()
+    return tree(ids, parent)
+
+
+def tree(ids: list[int], parent: list[int]) -> TreeTokens:
+    position: list[int] = []
+    for above in parent:
+        position.append(position[above] + 1 if above >= 0 else 0)
+    return TreeTokens(torch.tensor(ids), torch.tensor(position), torch.tensor(parent))
+
+
+def all_but_roots(tokens: TreeTokens) -> Tensor:
+    return (tokens.parent >= 0).nonzero()[:, 0]
+
+
+def mixed_signs(seed: int) -> Tensor:
+    return torch.randn(1000, generator=torch.Generator().manual_seed(seed))
+
+
+def weighted(weights: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """A loss that is not linear in the logprobs, so that each token's own value matters."""
+    return lambda logprobs, which: (weights[which].to(logprobs.dtype) * (0.3 * logprobs).exp()).sum()
+
+
+def per_path(model: PreTrainedModel, tokens: TreeTokens, targets: Tensor, weights: Tensor) -> Tensor:
+    """The same by transformers: each target on its own path, its gradients left in the model."""
+    logprobs = torch.empty(len(targets), dtype=model.dtype)
+    for which, target in enumerate(targets.tolist()):
+        path = [target]
+        while int(tokens.parent[path[0]]) >= 0:
+            path.insert(0, int(tokens.parent[path[0]]))
+        ids = tokens.input_ids[path]
+        row = (model(ids[None, :-1]).logits[0, -1] / TEMPERATURE).log_softmax(-1)
+        weighted(weights)(row[ids[-1]][None], torch.tensor([which])).backward()
+        logprobs[which] = row[ids[-1]].detach()
+    return logprobs
+
+
+def gradient_error(policy: Policy, model: PreTrainedModel) -> float:
+    """L2 distance of the two gradients relative to the reference's."""
+    grads = copy.deepcopy(policy)
+    for parameter, source in zip(grads.parameters(), policy.parameters(), strict=True):
+        assert source.grad is not None
+        parameter.data = source.grad
+    want = {name: parameter.grad for name, parameter in model.named_parameters()}
+    got = grads.weights()
+    assert got.keys() == want.keys()
+    off = sum(float((got[name] - grad).square().sum()) for name, grad in want.items())
+    return (off / sum(float(grad.square().sum()) for grad in want.values())) ** 0.5
+
+
+def without_float32_norms(model: PreTrainedModel) -> PreTrainedModel:
+    """transformers computes norms in float32 whatever the model's type; give it norms that do not."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child).__name__.endswith("RMSNorm"):
+                norm = torch.nn.RMSNorm(len(child.weight), child.variance_epsilon, dtype=child.weight.dtype)
+                norm.weight = child.weight
+                setattr(module, name, norm)
+    return model
