@@ -1,0 +1,162 @@
+"""A sandbox without an image: the host's programs read-only, own namespaces, no network but the proxy."""
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from clawexp.component import component
+from clawexp.errors import RuntimeFault
+from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task
+from clawexp.runtime import forwarder
+from clawexp.runtime.folder import Folder, create
+from clawexp.runtime.gate import Gate
+from clawexp.runtime.process import supervise
+from clawexp.runtime.reaper import remove
+from clawexp.spec import Positive
+
+WORKSPACE = "/work"
+HOME = "/home/agent"
+PROXY = "/run/clawexp/proxy.sock"
+FORWARDER = "/run/clawexp/forwarder.py"
+INTERPRETER = Path(sys.executable).resolve()
+PREFIX = Path(sys.base_prefix).resolve()
+ISOLATION = (
+    *("--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+    *("--uid", "1000", "--gid", "1000", "--hostname", "sandbox"),
+    *("--proc", "/proc", "--dev", "/dev"),
+)
+ETC = ("ssl", "ca-certificates", "alternatives", "ld.so.cache", "localtime", "nsswitch.conf", "mime.types")
+MAX_SIGNAL = 64
+TAIL = 2000
+"""Bytes of stderr in a message."""
+
+
+@functools.cache
+def system() -> tuple[str, ...]:
+    """Arguments that show the host's programs and the little of /etc that they need."""
+    arguments = ["--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        path = Path("/", name)
+        if path.is_symlink():
+            arguments += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            arguments += ["--ro-bind", str(path), str(path)]
+    for name in ETC:
+        arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    if not PREFIX.is_relative_to("/usr"):
+        arguments += ["--ro-bind", str(PREFIX), str(PREFIX)]
+    return tuple(arguments)
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Why bubblewrap does not work here; None where it does. Tried once for each process."""
+    program = shutil.which("bwrap")
+    if program is None:
+        return "there is no bwrap in PATH; install the package bubblewrap"
+    argv = (program, *system(), *ISOLATION, str(INTERPRETER), "-I", "-S", "-c", "")
+    try:
+        done = subprocess.run(argv, capture_output=True, timeout=30, env={}, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"bwrap did not run: {error}"
+    return None if done.returncode == 0 else done.stderr.decode(errors="replace").strip()
+
+
+class BubblewrapSandbox:
+    """A folder, and programs that start in namespaces of their own around it."""
+
+    workspace = WORKSPACE
+    home = HOME
+
+    def __init__(self, folder: Folder, needs: Needs, owner: Owner, facts: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.id = folder.path.name
+        self.facts = facts
+        self.mounts = (*system(), *ISOLATION, *_mounts(folder, needs, owner))
+        self.prefix: tuple[str, ...] = ()
+        if owner.proxy_socket and not needs.dials_socket:
+            self.prefix = (str(INTERPRETER), "-I", "-S", FORWARDER, str(owner.proxy_port), PROXY)
+
+    async def run(self, command: Command) -> Finished:
+        with Gate() as gate:
+            argv = ("bwrap", *self.mounts, *gate.arguments, "--chdir", command.cwd or WORKSPACE, "--")
+            argv = (*argv, *self.prefix, *command.argv)
+            finished = await supervise(argv, command, cwd="/", pass_fds=gate.inherited, admit=gate.open)
+            await gate.emptied()
+            return self._explained(finished, command, gate.read())
+
+    def _explained(self, finished: Finished, command: Command, report: Mapping[str, Any]) -> Finished:
+        """Signals as -N, a command that is not there as 127; a failure of bwrap itself raises."""
+        if finished.timed_out or finished.code < 0:
+            return finished
+        if "exit-code" not in report:
+            said = finished.stderr[-TAIL:].decode(errors="replace").strip()
+            if "execvp" in said:
+                return dataclasses.replace(finished, code=127)
+            raise RuntimeFault(f"sandbox {self.id}: bwrap could not start {command.argv[0]!r}: {said}")
+        code = finished.code
+        return dataclasses.replace(finished, code=128 - code) if 128 < code <= 128 + MAX_SIGNAL else finished
+
+    async def put(self, files: Mapping[str, bytes]) -> None:
+        for path, content in files.items():
+            self.folder.put(path, content)
+
+    async def get(self, path: str) -> bytes:
+        return self.folder.get(path)
+
+    async def files(self) -> dict[str, int]:
+        return self.folder.files()
+
+
+def _mounts(folder: Folder, needs: Needs, owner: Owner) -> tuple[str, ...]:
+    """Arguments that show the sandbox's own folders, what the harness asks for and the proxy."""
+    arguments = ["--bind", str(folder.workspace), WORKSPACE, "--bind", str(folder.home), HOME]
+    arguments += ["--bind", str(folder.tmp), "/tmp"]
+    for stub in (folder.path / "etc").iterdir():
+        arguments += ["--ro-bind", str(stub), f"/etc/{stub.name}"]
+    for outside, inside in needs.mounts.items():
+        arguments += ["--ro-bind", outside, inside]
+    if owner.proxy_socket:
+        arguments += ["--ro-bind", str(owner.proxy_socket), PROXY, "--ro-bind", forwarder.__file__, FORWARDER]
+    return (*arguments, "--remount-ro", "/")
+
+
+@component
+class Bubblewrap:
+    """Programs run as uid 1000 in user, process, network, mount, IPC and host name spaces of their own."""
+
+    file_bytes: Positive
+    """Larger files are not read back."""
+
+    @contextlib.asynccontextmanager
+    async def sandbox(self, task: Task, needs: Needs, owner: Owner) -> AsyncIterator[Sandbox]:
+        reason = unavailable()
+        if reason:
+            raise RuntimeFault(
+                f"bubblewrap does not work here: {reason}. Use runtime=local for the built-in harness"
+            )
+        begun = time.monotonic()
+        folder = create(owner, self.file_bytes)
+        try:
+            proxied = owner.proxy_socket is not None
+            facts: dict[str, Any] = {
+                "runtime": "bubblewrap",
+                "isolation": "namespaces",
+                "network": "proxy" if proxied else "none",
+                "socket": PROXY if proxied else None,
+                "url": f"http://127.0.0.1:{owner.proxy_port}",
+            }
+            sandbox = BubblewrapSandbox(folder, needs, owner, facts)
+            await sandbox.put(task.files)
+            facts["start_ms"] = round(1000 * (time.monotonic() - begun), 1)
+            yield sandbox
+        finally:
+            await asyncio.shield(asyncio.to_thread(remove, folder.path))

@@ -1,0 +1,80 @@
+"""A plain subprocess in a folder of its own. This is not isolation."""
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from clawexp.component import component
+from clawexp.errors import RuntimeFault
+from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task
+from clawexp.runtime import leash
+from clawexp.runtime.folder import Folder, create
+from clawexp.runtime.process import supervise
+from clawexp.runtime.reaper import remove
+from clawexp.spec import Positive
+
+INTERPRETER = Path(sys.executable).resolve()
+
+
+class LocalSandbox:
+    """A folder, and programs of this machine that start in it."""
+
+    def __init__(self, folder: Folder, facts: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.id = folder.path.name
+        self.workspace = str(folder.workspace)
+        self.home = str(folder.home)
+        self.facts = facts
+
+    async def run(self, command: Command) -> Finished:
+        argv = (str(INTERPRETER), "-I", "-S", leash.__file__, str(os.getpid()), *command.argv)
+        return await supervise(argv, command, cwd=command.cwd or self.workspace)
+
+    async def put(self, files: Mapping[str, bytes]) -> None:
+        for path, content in files.items():
+            self.folder.put(path, content)
+
+    async def get(self, path: str) -> bytes:
+        return self.folder.get(path)
+
+    async def files(self) -> dict[str, int]:
+        return self.folder.files()
+
+
+@component
+class Local:
+    """Programs run as this user, with this machine's files and network."""
+
+    file_bytes: Positive
+    """Larger files are not read back."""
+    allow_unsafe: bool
+    """Let harnesses that are not the project's own run without isolation."""
+
+    @contextlib.asynccontextmanager
+    async def sandbox(self, task: Task, needs: Needs, owner: Owner) -> AsyncIterator[Sandbox]:
+        if not (needs.trusted or self.allow_unsafe):
+            raise RuntimeFault(
+                "this harness is not the project's own, and runtime 'local' is no isolation: what its model "
+                "says would run as you. Use runtime=bubblewrap, or accept that with runtime.allow_unsafe=true"
+            )
+        begun = time.monotonic()
+        folder = create(owner, self.file_bytes)
+        try:
+            facts: dict[str, Any] = {
+                "runtime": "local",
+                "isolation": "none",
+                "network": "host",
+                "socket": str(owner.proxy_socket) if owner.proxy_socket else None,
+                "url": f"http://127.0.0.1:{owner.proxy_port}",
+            }
+            sandbox = LocalSandbox(folder, facts)
+            await sandbox.put(task.files)
+            facts["start_ms"] = round(1000 * (time.monotonic() - begun), 1)
+            yield sandbox
+        finally:
+            await asyncio.shield(asyncio.to_thread(remove, folder.path))

@@ -1,0 +1,188 @@
+"""Supervision of one program: own session, capped output, a timeout that ends the group, always reaped."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from clawexp.errors import RuntimeFault
+from clawexp.records import Command, Finished
+
+DRAIN_S = 2.0
+"""How long output may still arrive from a pipe that somebody else keeps open after the program's end."""
+DEATH_S = 10.0
+"""How long a killed process may take to be gone."""
+
+
+class Tail(asyncio.Protocol):
+    """The last `size` bytes of a stream."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.buffer = bytearray()
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        if len(self.buffer) > 2 * self.size:
+            del self.buffer[: -self.size]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def kept(self) -> bytes:
+        """What there is so far."""
+        return bytes(self.buffer[-self.size :]) if self.size else b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A program that runs, or has ended and is not yet reaped."""
+
+    pid: int
+    pidfd: int
+    stdout: Tail
+    stderr: Tail
+
+    async def ended(self) -> None:
+        """Return when the program itself has ended."""
+        await readable(self.pidfd)
+
+    def code(self) -> int:
+        """Exit status of the ended program; -N for signal N."""
+        status = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
+        assert status is not None
+        return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
+
+
+async def readable(descriptor: int) -> None:
+    """Return when a descriptor can be read; for a pidfd that is the end of its process."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    loop.add_reader(descriptor, lambda: ready.done() or ready.set_result(None))
+    try:
+        await ready
+    finally:
+        loop.remove_reader(descriptor)
+
+
+@contextlib.asynccontextmanager
+async def start(
+    argv: Sequence[str], command: Command, *, cwd: str | None, pass_fds: Sequence[int] = ()
+) -> AsyncIterator[Running]:
+    """Run `argv` with the command's input and environment. On leaving, its group is killed, it is reaped."""
+    child = _spawn(argv, command, cwd, pass_fds)
+    pidfd = os.pidfd_open(child.pid)
+    pipes: list[asyncio.ReadTransport] = []
+    try:
+        loop = asyncio.get_running_loop()
+        tails = []
+        for pipe in (child.stdout, child.stderr):
+            transport, tail = await loop.connect_read_pipe(lambda: Tail(command.output_bytes), pipe)
+            pipes.append(transport)
+            tails.append(tail)
+        yield Running(pid=child.pid, pidfd=pidfd, stdout=tails[0], stderr=tails[1])
+    finally:
+        kill_group(child)
+        os.close(pidfd)
+        for transport in pipes:
+            transport.close()
+        if len(pipes) < 2:
+            _close_pipes(child)
+
+
+def _spawn(
+    argv: Sequence[str], command: Command, cwd: str | None, pass_fds: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    with _source(command.stdin) as source:
+        return subprocess.Popen(
+            argv,
+            stdin=source,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(command.env),
+            cwd=cwd,
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
+
+
+def kill_group(child: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of a child's group, then reap the child: in this order the id is still its own."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _close_pipes(child: subprocess.Popen[bytes]) -> None:
+    for pipe in (child.stdout, child.stderr):
+        if pipe is not None:
+            pipe.close()
+
+
+@contextlib.contextmanager
+def _source(data: bytes) -> Iterator[int]:
+    """A descriptor from which exactly `data` can be read; nothing has to be pumped."""
+    if not data:
+        yield subprocess.DEVNULL
+        return
+    descriptor = os.memfd_create("stdin")
+    try:
+        with os.fdopen(os.dup(descriptor), "wb") as file:
+            file.write(data)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+async def nothing(running: Running) -> None:
+    """Nothing is to be done before the program goes on."""
+
+
+async def supervise(
+    argv: Sequence[str],
+    command: Command,
+    *,
+    cwd: str | None,
+    pass_fds: Sequence[int] = (),
+    admit: Callable[[Running], Awaitable[object]] = nothing,
+) -> Finished:
+    """Run to the end or to the timeout.
+
+    `admit` is called once the program has started, within the timeout. When this returns, is cancelled or
+    raises, the program and its group are gone.
+    """
+    begun = time.monotonic()
+    timed_out = False
+    async with start(argv, command, cwd=cwd, pass_fds=pass_fds) as running:
+        try:
+            async with asyncio.timeout(command.timeout_s):
+                await admit(running)
+                await running.ended()
+        except TimeoutError:
+            timed_out = True
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        await _gone(running)
+        await asyncio.wait({running.stdout.ended, running.stderr.ended}, timeout=DRAIN_S)
+        return Finished(
+            code=-signal.SIGKILL if timed_out else running.code(),
+            stdout=running.stdout.kept(),
+            stderr=running.stderr.kept(),
+            wall_s=time.monotonic() - begun,
+            timed_out=timed_out,
+        )
+
+
+async def _gone(running: Running) -> None:
+    try:
+        async with asyncio.timeout(DEATH_S):
+            await running.ended()
+    except TimeoutError as error:
+        raise RuntimeFault(f"process {running.pid} is still there {DEATH_S:.0f} s after SIGKILL") from error

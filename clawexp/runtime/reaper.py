@@ -1,0 +1,79 @@
+"""Which driver a sandbox folder belongs to, whether it still lives, and removal of what a dead one left."""
+
+import contextlib
+import os
+import platform
+import stat
+import time
+import uuid
+from pathlib import Path
+
+UNMARKED_S = 60.0
+"""A folder without an owner is left alone for so long: its driver may be about to mark it."""
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def mark(folder: Path, run_id: str) -> None:
+    """Write the `owner` file: host, boot, process id and its start time, run. One token a line."""
+    pid = os.getpid()
+    lines = (platform.node(), BOOT.read_text().strip(), str(pid), _start_time(pid) or "", run_id)
+    (folder / "owner").write_text("\n".join(lines) + "\n")
+
+
+def alive(folder: Path) -> bool:
+    """Whether the driver that made this folder may still use it. One on another host is taken to live."""
+    try:
+        host, boot, pid, started, _ = (folder / "owner").read_text().splitlines()
+    except (OSError, ValueError):
+        return time.time() - folder.lstat().st_mtime < UNMARKED_S
+    if host != platform.node():
+        return True
+    return boot == BOOT.read_text().strip() and started == _start_time(int(pid))
+
+
+def _start_time(pid: int) -> str | None:
+    """Clock ticks from boot to the start of a process: with its id it names the process for good."""
+    try:
+        line = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return line.rpartition(")")[2].split()[19]
+
+
+def sweep(root: Path) -> int:
+    """Remove every sandbox folder under `root` whose driver is dead. Returns how many."""
+    if not root.is_dir():
+        return 0
+    dead = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink() and not alive(path)]
+    for path in dead:
+        remove(path)
+    return len(dead)
+
+
+def remove(path: Path) -> None:
+    """Remove a tree of any depth and with any permissions. A tree that is not there is no error.
+
+    Each folder found is moved up to the top before it is emptied, so that neither the stack nor the length of
+    a path grows with the depth.
+    """
+    doomed = path.parent / f".gone-{uuid.uuid4().hex}"
+    try:
+        path.rename(doomed)
+    except FileNotFoundError:
+        return
+    pending = [doomed]
+    while pending:
+        folder = pending.pop()
+        folder.chmod(stat.S_IRWXU)
+        with os.scandir(folder) as entries:
+            found = list(entries)
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                Path(entry.path).chmod(stat.S_IRWXU)  # moving a folder writes into it
+                pending.append(Path(entry.path).rename(doomed / uuid.uuid4().hex))
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    Path(entry.path).unlink()
+        if folder != doomed:
+            folder.rmdir()
+    doomed.rmdir()
