@@ -1,0 +1,121 @@
+"""Segments, the parts that a prefix tree is made of, and the radix tree in which they grow."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Edge = Literal[
+    "continue", "tool", "retry_infra", "retry_model", "compaction", "subagent", "rewrite", "duplicate"
+]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Segment:
+    """A run of tokens with one origin.
+
+    `Segment(ids=[3, 9], parent=0, sampled=True, logprobs=[-.1, -2.], versions=[4, 4], owners=(0,),
+    calls=("c0",), edge="continue", kind="main", trained=True)`
+    """
+
+    ids: NDArray[np.int32]
+    parent: int
+    """Index of the segment that it follows; -1 where it begins a prompt."""
+    sampled: bool
+    """True: an answer, or a part of one. False: what the environment put there."""
+    logprobs: NDArray[np.float32]
+    """Of each id under the sampling distribution; empty where not sampled."""
+    versions: NDArray[np.int32]
+    """Of the weights that each id was drawn from; empty where not sampled."""
+    owners: tuple[int, ...]
+    """Rollouts that sampled it, or whose prompts hold it: indices into `Tree.rollouts`, each at most once."""
+    calls: tuple[str, ...]
+    """For each owner, the call that sampled it or brought it first."""
+    edge: Edge
+    """How it follows its parent; of an answer also what became of it: retry_infra, retry_model, duplicate."""
+    kind: Literal["main", "auxiliary"]
+    """Of the call that brought it first."""
+    trained: bool
+    """False: context only."""
+
+    def __post_init__(self) -> None:
+        length = len(self.ids) if self.sampled else 0
+        if not len(self.ids):
+            raise ValueError("a segment holds at least one id")
+        if not len(self.logprobs) == len(self.versions) == length:
+            raise ValueError(
+                f"{length} sampled ids, but {len(self.logprobs)} logprobs and {len(self.versions)} versions"
+            )
+        if len(self.owners) != len(self.calls) or len(set(self.owners)) != len(self.owners):
+            raise ValueError(f"owners {self.owners} and calls {self.calls} do not pair")
+
+    def cut(self, at: int) -> tuple["Segment", "Segment"]:
+        """The first `at` ids, and the rest."""
+        head = replace(self, ids=self.ids[:at], logprobs=self.logprobs[:at], versions=self.versions[:at])
+        tail = replace(self, ids=self.ids[at:], logprobs=self.logprobs[at:], versions=self.versions[at:])
+        return head, replace(tail, edge="continue")
+
+
+@dataclass(eq=False)
+class Node:
+    """A segment while the tree grows, with children in order of arrival. The top of all has no segment."""
+
+    segment: Segment | None = None
+    children: list["Node"] = field(default_factory=list)
+
+    def add(self, segment: Segment) -> "Node":
+        """Hang `segment` here as the last child."""
+        self.children.append(Node(segment))
+        return self.children[-1]
+
+    def cut(self, at: int) -> None:
+        """Keep the first `at` ids here; the rest becomes the only child."""
+        assert self.segment is not None
+        self.segment, tail = self.segment.cut(at)
+        self.children = [Node(tail, self.children)]
+
+    def branches(self) -> Iterator[tuple["Node", Segment]]:
+        for child in self.children:
+            assert child.segment is not None
+            yield child, child.segment
+
+    def longest(self, ids: NDArray[np.int32]) -> tuple["Node", int, int]:
+        """The place below that spells most of `ids`: node, ids used inside it, ids used in all.
+
+        Siblings may begin alike, so all that match are followed; of equal places the first to arrive wins.
+        """
+        best = (self, 0, 0)
+        stack = [(self, 0)]
+        while stack:
+            node, done = stack.pop()
+            whole = []
+            for child, segment in node.branches():
+                inside = common_length(segment.ids, ids[done:])
+                if done + inside > best[2]:
+                    best = (child, inside, done + inside)
+                if inside == len(segment.ids):
+                    whole.append((child, done + inside))
+            stack += whole[::-1]
+        return best
+
+    def flatten(self) -> tuple[Segment, ...]:
+        """The segments below, depth-first."""
+        segments: list[Segment] = []
+        stack = [(branch, -1) for branch in reversed(list(self.branches()))]
+        while stack:
+            (node, segment), parent = stack.pop()
+            stack += [(branch, len(segments)) for branch in reversed(list(node.branches()))]
+            segments.append(replace(segment, parent=parent))
+        return tuple(segments)
+
+
+def common_length(a: NDArray[np.generic], b: NDArray[np.generic]) -> int:
+    """Length of the longest common beginning."""
+    length = min(len(a), len(b))
+    if not length or a[0] != b[0]:
+        return 0
+    differs = a[:length] != b[:length]
+    first = int(differs.argmax())
+    return first if differs[first] else length

@@ -1,0 +1,205 @@
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sessions import call, random_rollout, rollout
+
+from clawexp.errors import LearnerError
+from clawexp.records import Span
+from clawexp.segment import Segment
+from clawexp.tree import Split, Tree, grow
+
+SESSIONS = int(os.environ.get("CLAWEXP_FUZZ_SESSIONS", "1500"))
+
+
+def shape(tree):
+    """(ids, parent, sampled, edge) of each segment."""
+    return [(s.ids.tolist(), s.parent, s.sampled, s.edge) for s in tree.segments]
+
+
+def shared_lengths(calls):
+    """How much of each prompt any earlier call spells, by comparing it with each of them."""
+    lengths = []
+    for number, later in enumerate(calls):
+        wholes = [earlier.prompt_ids + earlier.sampled_ids for earlier in calls[:number]]
+        lengths.append(
+            max((len(os.path.commonprefix([whole, later.prompt_ids])) for whole in wholes), default=0)
+        )
+    return lengths
+
+
+def test_a_turn_grows_behind_the_answer_that_it_continues():
+    tree = grow(
+        rollout(
+            [
+                call("c0", [1, 2], [3, 9], cause="root", verdict="tool_calls"),
+                call("c1", [1, 2, 3, 9, 5, 6], [7], cause="continue"),
+            ]
+        )
+    )
+    assert shape(tree) == [
+        ([1, 2], -1, False, "continue"),
+        ([3, 9], 0, True, "continue"),
+        ([5, 6], 1, False, "tool"),
+        ([7], 2, True, "continue"),
+    ]
+    assert [segment.calls for segment in tree.segments] == [("c0",), ("c0",), ("c1",), ("c1",)]
+
+
+def test_random_sessions_grow_into_the_tree_that_comparing_all_pairs_gives():
+    for seed in range(SESSIONS):
+        attempt = random_rollout(seed)
+        tree = grow(attempt)
+        shared = shared_lengths(attempt.calls)
+        unique = sum(
+            len(each.prompt_ids) - length + len(each.sampled_ids)
+            for each, length in zip(attempt.calls, shared, strict=True)
+        )
+        assert tree.num_tokens == unique, seed
+
+
+def test_random_sessions_are_spelt_exactly_with_each_sampled_token_once():
+    for seed in range(200):
+        attempt = random_rollout(seed)
+        tree = grow(attempt)
+        sampled = sum(len(segment.ids) for segment in tree.segments if segment.sampled)
+        assert sampled == sum(len(each.sampled_ids) for each in attempt.calls)
+        answers = tree.answers()
+        for each in attempt.calls:
+            pieces = [tree.segments[index] for index in answers[(0, each.call_id)]]
+            spelt = np.concatenate([s.ids for s in tree.path(answers[(0, each.call_id)][-1])])
+            assert spelt.tolist() == [*each.prompt_ids, *each.sampled_ids]
+            logprobs = np.concatenate([piece.logprobs for piece in pieces])
+            assert np.array_equal(logprobs, np.array(each.logprobs, np.float32))
+
+
+def test_every_token_keeps_the_version_of_its_span():
+    spans = (Span(version=4, start=0, end=1), Span(version=5, start=1, end=3))
+    tree = grow(rollout([call("c0", [1], [2, 3, 4], spans=spans)]))
+    assert tree.segments[1].versions.tolist() == [4, 5, 5]
+
+
+def test_a_prompt_of_the_environment_is_cut_where_another_leaves_it():
+    tree = grow(rollout([call("c0", [1, 2, 3], [9]), call("c1", [1, 2, 4], [8], cause="subagent")]))
+    assert shape(tree) == [
+        ([1, 2], -1, False, "continue"),
+        ([3], 0, False, "continue"),
+        ([9], 1, True, "continue"),
+        ([4], 0, False, "subagent"),
+        ([8], 3, True, "continue"),
+    ]
+    assert tree.splits == ()
+
+
+def test_a_prompt_that_leaves_an_answer_half_way_is_recorded():
+    tree = grow(rollout([call("c0", [1], [2, 3, 4]), call("c1", [1, 2, 3, 7], [8], cause="rewrite")]))
+    assert shape(tree) == [
+        ([1], -1, False, "continue"),
+        ([2, 3], 0, True, "continue"),
+        ([4], 1, True, "continue"),
+        ([7], 1, False, "rewrite"),
+        ([8], 3, True, "continue"),
+    ]
+    assert [segment.calls for segment in tree.segments[1:3]] == [("c0",), ("c0",)]
+    assert tree.splits == (Split(call_id="c0", at=2, by="c1"),)
+
+
+def test_a_second_prompt_that_leaves_an_answer_at_the_same_place_is_recorded_too():
+    calls = [call("c0", [1], [2, 3]), call("c1", [1, 2, 7], [8]), call("c2", [1, 2, 6], [8])]
+    assert grow(rollout(calls)).splits == (
+        Split(call_id="c0", at=1, by="c1"),
+        Split(call_id="c0", at=1, by="c2"),
+    )
+
+
+def test_answers_to_the_identical_prompt_are_siblings_even_where_they_begin_alike():
+    tree = grow(rollout([call("c0", [1], [2, 3]), call("c1", [1], [2, 4], cause="subagent")]))
+    assert shape(tree) == [
+        ([1], -1, False, "continue"),
+        ([2, 3], 0, True, "continue"),
+        ([2, 4], 0, True, "continue"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "edge"),
+    [
+        ({"verdict": "text"}, "retry_infra"),
+        ({"verdict": "malformed"}, "retry_model"),
+        ({"verdict": "cut", "finish_reason": "length"}, "retry_model"),
+        ({"verdict": "malformed", "finish_reason": "abort"}, "retry_infra"),
+    ],
+)
+def test_an_answer_replaced_by_a_retry_is_named_for_what_was_wrong_with_it(spoilt, edge):
+    calls = [
+        call("c0", [1], [2], **spoilt),
+        call("c1", [1], [3], cause="retry"),
+        call("c2", [1, 3, 4], [5]),
+    ]
+    edges = {segment.calls[0]: segment.edge for segment in grow(rollout(calls)).segments if segment.sampled}
+    assert edges == {"c0": edge, "c1": "continue", "c2": "continue"}
+
+
+def test_an_answer_that_a_later_prompt_holds_was_not_lost_although_it_was_asked_for_again():
+    calls = [call("c0", [1], [2]), call("c1", [1], [3], cause="retry"), call("c2", [1, 2, 4], [5])]
+    edges = {segment.calls[0]: segment.edge for segment in grow(rollout(calls)).segments if segment.sampled}
+    assert edges == {"c0": "continue", "c1": "retry_infra", "c2": "continue"}
+
+
+def test_an_answer_given_twice_is_a_duplicate_and_goes_on_from_the_first():
+    calls = [call("c0", [1], [2]), call("c1", [1], [2], cause="retry"), call("c2", [1, 2, 4], [5])]
+    tree = grow(rollout(calls))
+    assert shape(tree) == [
+        ([1], -1, False, "continue"),
+        ([2], 0, True, "continue"),
+        ([4], 1, False, "continue"),
+        ([5], 2, True, "continue"),
+        ([2], 0, True, "duplicate"),
+    ]
+
+
+def test_a_call_that_sampled_nothing_is_context_only():
+    tree = grow(rollout([call("c0", [1, 2], [], finish_reason="abort", spans=())]))
+    assert shape(tree) == [([1, 2], -1, False, "continue")]
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        ({"logprobs": (-0.1,)}, "2 sampled ids but 1 logprobs"),
+        ({"spans": (Span(version=0, start=0, end=1),)}, "version spans"),
+        ({"spans": (Span(version=0, start=1, end=2),)}, "version spans"),
+        ({"prompt_ids": ()}, "prompt is empty"),
+    ],
+)
+def test_a_call_that_is_not_exact_is_refused_by_name(broken, words):
+    with pytest.raises(LearnerError, match=f"rollout r0, call c7: .*{words}"):
+        grow(rollout([replace(call("c7", [1], [2, 3]), **broken)]))
+
+
+def test_two_calls_of_one_name_are_refused():
+    with pytest.raises(LearnerError, match="call c0 is there twice"):
+        grow(rollout([call("c0", [1], [2]), call("c0", [1], [3])]))
+
+
+def test_segments_out_of_depth_first_order_are_refused():
+    tree = grow(rollout([call("c0", [1], [2, 3]), call("c1", [1, 2, 3, 4], [5])]))
+    with pytest.raises(LearnerError, match="depth-first"):
+        Tree(rollouts=("r0",), segments=(*tree.segments[:2], replace(tree.segments[2], parent=7)))
+
+
+def test_an_answer_without_a_prompt_is_refused():
+    first: Segment = grow(rollout([call("c0", [1], [2])])).segments[1]
+    with pytest.raises(LearnerError, match="answer without a prompt"):
+        Tree(rollouts=("r0",), segments=(replace(first, parent=-1),))
+
+
+def test_a_session_of_long_prompts_grows_in_time_linear_in_its_tokens():
+    prompt = tuple(range(60_000))
+    calls = []
+    for number in range(40):
+        calls.append(call(f"c{number}", prompt, range(50)))
+        prompt = prompt + calls[-1].sampled_ids + tuple(range(100))
+    tree = grow(rollout(calls))
+    assert tree.num_tokens == 60_000 + 40 * 50 + 39 * 100
