@@ -89,8 +89,10 @@ class BubblewrapSandbox:
         with Gate() as gate:
             argv = ("bwrap", *self.mounts, *gate.arguments, "--chdir", command.cwd or WORKSPACE, "--")
             argv = (*argv, *self.prefix, *command.argv)
-            finished = await supervise(argv, command, cwd="/", pass_fds=gate.inherited, admit=gate.open)
-            await gate.emptied()
+            try:
+                finished = await supervise(argv, command, cwd="/", pass_fds=gate.inherited, admit=gate.open)
+            finally:
+                await gate.emptied()
             return self._explained(finished, command, gate.read())
 
     def _explained(self, finished: Finished, command: Command, report: Mapping[str, Any]) -> Finished:
@@ -140,9 +142,7 @@ class Bubblewrap:
     async def sandbox(self, task: Task, needs: Needs, owner: Owner) -> AsyncIterator[Sandbox]:
         reason = unavailable()
         if reason:
-            raise RuntimeFault(
-                f"bubblewrap does not work here: {reason}. Use runtime=local for the built-in harness"
-            )
+            raise RuntimeFault(f"bubblewrap does not work here: {reason}. Use runtime=local for the built-in harness")
         begun = time.monotonic()
         folder = create(owner, self.file_bytes)
         try:
@@ -151,8 +151,8 @@ class Bubblewrap:
                 "runtime": "bubblewrap",
                 "isolation": "namespaces",
                 "network": "proxy" if proxied else "none",
-                "socket": PROXY if proxied else None,
-                "url": f"http://127.0.0.1:{owner.proxy_port}",
+                "proxy_socket": PROXY if proxied else None,
+                "proxy_url": f"http://127.0.0.1:{owner.proxy_port}",
             }
             sandbox = BubblewrapSandbox(folder, needs, owner, facts)
             await sandbox.put(task.files)

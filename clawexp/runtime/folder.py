@@ -156,7 +156,7 @@ def _clear(parent: int, name: str) -> None:
 def create(owner: Owner, file_bytes: int) -> Folder:
     """Make the folder of a rollout's sandbox, replacing one that a dead driver left. Raises RuntimeFault."""
     name = owner.rollout_id
-    if name != Path(name).name or name.startswith("."):
+    if not name or name != Path(name).name or name.startswith("."):
         raise RuntimeFault(f"rollout id {name!r} cannot name a folder")
     path = owner.root / name
     if path.exists():

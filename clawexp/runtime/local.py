@@ -69,8 +69,8 @@ class Local:
                 "runtime": "local",
                 "isolation": "none",
                 "network": "host",
-                "socket": str(owner.proxy_socket) if owner.proxy_socket else None,
-                "url": f"http://127.0.0.1:{owner.proxy_port}",
+                "proxy_socket": str(owner.proxy_socket) if owner.proxy_socket else None,
+                "proxy_url": f"http://127.0.0.1:{owner.proxy_port}",
             }
             sandbox = LocalSandbox(folder, facts)
             await sandbox.put(task.files)

@@ -96,9 +96,7 @@ async def start(
             _close_pipes(child)
 
 
-def _spawn(
-    argv: Sequence[str], command: Command, cwd: str | None, pass_fds: Sequence[int]
-) -> subprocess.Popen[bytes]:
+def _spawn(argv: Sequence[str], command: Command, cwd: str | None, pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
     with _source(command.stdin) as source:
         return subprocess.Popen(
             argv,

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import shutil
 import stat
 import time
 import uuid
@@ -51,16 +52,24 @@ def sweep(root: Path) -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a tree of any depth and with any permissions. A tree that is not there is no error.
-
-    Each folder found is moved up to the top before it is emptied, so that neither the stack nor the length of
-    a path grows with the depth.
-    """
+    """Remove a tree of any depth and with any permissions. A tree that is not there is no error."""
     doomed = path.parent / f".gone-{uuid.uuid4().hex}"
     try:
         path.rename(doomed)
     except FileNotFoundError:
         return
+    try:
+        shutil.rmtree(doomed)
+    except (OSError, RecursionError):
+        _flatten(doomed)
+
+
+def _flatten(doomed: Path) -> None:
+    """Remove a tree that was made to resist it.
+
+    Each folder found is moved up to the top before it is emptied, so that neither the stack nor the length of
+    a path grows with the depth.
+    """
     pending = [doomed]
     while pending:
         folder = pending.pop()

@@ -1,0 +1,174 @@
+"""A third-party harness as data: what to install, what to lay down, how to start it."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from clawexp.component import component
+from clawexp.errors import HarnessError
+from clawexp.harness.package import Package
+from clawexp.outcome import Outcome
+from clawexp.records import Command, Finished, Launch, Link, Needs, Sandbox, Task
+from clawexp.spec import Positive, Seconds
+
+PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
+KNOWN = frozenset(("url", "key", "model", "context", "max_tokens", "workspace", "home", "task", "node", "package"))
+
+
+@component
+class Profile:
+    """Templates, filled for one rollout. Placeholders stand in braces; KNOWN lists them."""
+
+    name: str
+    """Of the option, for messages and the cache."""
+    num_tasks: Positive
+    group_size: Positive
+    weight: Annotated[float, Field(gt=0)]
+    timeout_s: Seconds
+    memory_mb: Positive
+    package: str
+    """The npm package."""
+    version: str
+    binary: str
+    """The program that the package brings, for the check of its version."""
+    node: str
+    """Version of Node, which npm installs first."""
+    argv: tuple[str, ...]
+    """Without `{key}`: other processes can read it."""
+    stdin: str
+    env: dict[str, str]
+    files: dict[str, Any]
+    """Path -> text, or a value that is written as JSON. A placeholder as a whole value keeps its type."""
+    check: tuple[str, ...]
+    """A command of the harness that reads its files; run once when it is prepared."""
+    check_says: str
+    """What that command says, besides ending with 0, if the harness accepts its files."""
+    exit_outcomes: dict[int, Outcome]
+    """What exit statuses mean, other than 0 for done."""
+    count_patterns: dict[str, str]
+    """Count -> regular expression on stdout: its group as a number, or without one how often it is found."""
+
+    def __post_init__(self) -> None:
+        """Refuse templates that would leak the key or hold a misspelt placeholder. Raises ValueError."""
+        texts = [*self.argv, *self.check, self.stdin, *self.env.values(), *_texts(self.files)]
+        unknown = sorted({name for text in texts for name in PLACEHOLDER.findall(text)} - KNOWN)
+        if unknown:
+            raise ValueError(f"{self.name}: unknown placeholders {unknown}; there are {sorted(KNOWN)}")
+        if any("{key}" in text for text in (*self.argv, *self.check)):
+            raise ValueError(f"{self.name}: {{key}} in argv could be read by others; put it in env or files")
+
+    @property
+    def installed(self) -> Package:
+        """The package in the cache, there or not."""
+        return Package(name=self.name, package=self.package, version=self.version, binary=self.binary, node=self.node)
+
+    def needs(self) -> Needs:
+        root = str(self.installed.root)
+        return Needs(mounts={root: root}, memory_mb=self.memory_mb)
+
+    def prepared(self) -> str | None:
+        ready = self.installed.root.is_dir() and self._accepted.exists()
+        return None if ready else f"python -m clawexp prepare harness={self.name}"
+
+    def prepare(self) -> None:
+        """Install the package, then let the harness check the files that it will get."""
+        self.installed.install()
+        if not self._accepted.exists():
+            self._try_files()
+            self._accepted.touch()
+
+    @property
+    def _accepted(self) -> Path:
+        """A mark beside the package, one for each set of files that the harness has accepted."""
+        return self.installed.mark([self.files, self.env, self.check, self.check_says])
+
+    def _try_files(self) -> None:
+        link = Link(url="http://127.0.0.1:9", socket=None, key="none", model="none", context=32768, max_tokens=1024)
+        with self.installed.scratch() as home:
+            values = self._values(link, "Say hello.", workspace=str(home), home=str(home))
+            for path, template in self.files.items():
+                file = home / path.removeprefix("~/")
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_bytes(_content(template, values))
+            argv = [_text(part, values) for part in self.check]
+            env = {name: _text(value, values) for name, value in self.env.items()}
+            said = self.installed.call(argv, env)
+            if _text(self.check_says, values) not in said:
+                raise HarnessError(f"{self.name} does not accept its configuration; it says: {said.strip()}")
+
+    def launch(self, task: Task, link: Link, sandbox: Sandbox) -> Launch:
+        values = self._values(link, task.instruction, sandbox.workspace, sandbox.home)
+        command = Command(
+            argv=tuple(_text(part, values) for part in self.argv),
+            stdin=_text(self.stdin, values).encode(),
+            env={name: _text(value, values) for name, value in self.env.items()},
+            timeout_s=self.timeout_s,
+        )
+        files = {path: _content(template, values) for path, template in self.files.items()}
+        return Launch(command=command, files=files)
+
+    def _values(self, link: Link, task: str, workspace: str, home: str) -> dict[str, str | int]:
+        return {
+            "url": link.url,
+            "key": link.key,
+            "model": link.model,
+            "context": link.context,
+            "max_tokens": link.max_tokens,
+            "workspace": workspace,
+            "home": home,
+            "task": task,
+            "node": str(self.installed.interpreter),
+            "package": str(self.installed.folder),
+        }
+
+    def outcome(self, finished: Finished) -> Outcome | None:
+        return self.exit_outcomes.get(finished.code)
+
+    def counts(self, finished: Finished) -> Mapping[str, float]:
+        text = finished.stdout.decode(errors="replace")
+        return {name: _count(pattern, text) for name, pattern in self.count_patterns.items()}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every string in a nested value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+
+
+def _text(template: str, values: Mapping[str, str | int]) -> str:
+    """Fill in one pass: what a value holds is never looked at again."""
+    return PLACEHOLDER.sub(lambda match: str(values[match[1]]), template)
+
+
+def _filled(value: Any, values: Mapping[str, str | int]) -> Any:
+    if isinstance(value, dict):
+        return {name: _filled(inner, values) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_filled(inner, values) for inner in value]
+    if isinstance(value, str):
+        whole = PLACEHOLDER.fullmatch(value)
+        return values[whole[1]] if whole else _text(value, values)
+    return value
+
+
+def _content(template: Any, values: Mapping[str, str | int]) -> bytes:
+    if isinstance(template, str):
+        return _text(template, values).encode()
+    return json.dumps(_filled(template, values), indent=1).encode()
+
+
+def _count(pattern: str, text: str) -> float:
+    found = re.findall(pattern, text)
+    if re.compile(pattern).groups:
+        return float(found[0]) if found else 0.0
+    return float(len(found))

@@ -1,0 +1,30 @@
+"""Sandboxes for the tests of this room."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clawexp.records import Owner, Sandbox, Task, Verdict
+
+
+class AnyGrader:
+    """Every result is right."""
+
+    async def grade(self, sandbox: Sandbox) -> Verdict:
+        return Verdict(score=1.0)
+
+
+@pytest.fixture
+def task() -> Task:
+    return Task(id="t", instruction="Do it.", files={"data/a.txt": b"alpha"}, grader=AnyGrader(), split="train")
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Callable[..., Owner]:
+    """Makes owners of sandboxes under one root."""
+
+    def make(rollout_id: str = "r1", socket: Path | None = None) -> Owner:
+        return Owner(run_id="run", rollout_id=rollout_id, root=tmp_path / "boxes", proxy_socket=socket, proxy_port=8089)
+
+    return make
