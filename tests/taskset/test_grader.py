@@ -14,9 +14,7 @@ from clawexp.taskset.grader import (
     plausible,
 )
 
-VALUE = FileGrader(
-    path="out.txt", answer="8080", shape="value", weights=VALUE_WEIGHTS, inputs={"a.conf": b"x = 1"}
-)
+VALUE = FileGrader(path="out.txt", answer="8080", shape="value", weights=VALUE_WEIGHTS, inputs={"a.conf": b"x = 1"})
 EDIT = FileGrader(
     path="a.conf",
     answer="x = 1\ny = 9\nz = 3",
@@ -47,9 +45,7 @@ async def test_the_answer_scores_one_with_or_without_a_last_newline(bench: Any) 
 
 
 async def test_better_answers_score_more(bench: Any) -> None:
-    scores = [
-        (await grade(bench, text)).score for text in (b"7", b"a = 1\nport = 8080", b"port = 8080", b"8080")
-    ]
+    scores = [(await grade(bench, text)).score for text in (b"7", b"a = 1\nport = 8080", b"port = 8080", b"8080")]
     assert scores == sorted(scores)
     assert len(set(scores)) == 4
     assert scores[0] == pytest.approx(0.1)
@@ -134,9 +130,7 @@ def test_text_that_is_no_json_is_no_answer(text: str) -> None:
     assert not plausible("json", text, '[{"a": "1"}]')
 
 
-@pytest.mark.parametrize(
-    "text", ["", "|", "| a | b |", "| a |\n| 1 |", "| a | b |\n| --- |\n| 1 | 2 |", "a\n---"]
-)
+@pytest.mark.parametrize("text", ["", "|", "| a | b |", "| a |\n| 1 |", "| a | b |\n| --- |\n| 1 | 2 |", "a\n---"])
 def test_text_that_is_no_table_is_no_answer(text: str) -> None:
     assert canonical("markdown", text) is None
 

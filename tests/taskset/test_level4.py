@@ -26,10 +26,7 @@ def test_hunt_hides_the_key_in_one_file_behind_others() -> None:
 def test_tally_adds_one_number_per_file() -> None:
     draft = families(1000)["tally"](Draw("train", "0"))
     numbers = [
-        int(line.split(" = ")[1])
-        for text in draft.files.values()
-        for line in text.split("\n")
-        if line[-1].isdigit()
+        int(line.split(" = ")[1]) for text in draft.files.values() for line in text.split("\n") if line[-1].isdigit()
     ]
     assert len(numbers) == len(draft.files) - 1
     assert draft.answer == str(sum(numbers))

@@ -29,13 +29,9 @@ def test_no_word_of_the_pools_stands_in_a_phrasing() -> None:
         for text in texts
     ]
     assert len(phrasings) >= 40
-    spoken = {
-        word for text in phrasings for word in re.findall(r"[a-z]+", re.sub(r"\{\w+\}", "", text).lower())
-    }
+    spoken = {word for text in phrasings for word in re.findall(r"[a-z]+", re.sub(r"\{\w+\}", "", text).lower())}
     assert not spoken & {word.lower() for pool in POOLS.values() for word in pool.split()}
 
 
 def test_words_are_short_and_plain() -> None:
-    assert all(
-        re.fullmatch(r"[a-z]{2,8}|[A-Z]{4,6}", word) for pool in POOLS.values() for word in pool.split()
-    )
+    assert all(re.fullmatch(r"[a-z]{2,8}|[A-Z]{4,6}", word) for pool in POOLS.values() for word in pool.split())

@@ -50,9 +50,7 @@ def both_splits(level: int, family: str) -> list[Task]:
 
 
 @pytest.mark.parametrize(("level", "family"), FAMILIES)
-async def test_the_oracle_scores_one_and_doing_nothing_scores_zero(
-    level: int, family: str, bench: Any
-) -> None:
+async def test_the_oracle_scores_one_and_doing_nothing_scores_zero(level: int, family: str, bench: Any) -> None:
     for task in both_splits(level, family):
         verdict = await bench.play(task, task.oracle)
         assert verdict.score == 1.0, (task, verdict)
@@ -72,9 +70,7 @@ async def test_every_distractor_scores_less_than_the_oracle(level: int, family: 
 
 
 @pytest.mark.parametrize(("level", "family"), FAMILIES)
-async def test_the_oracle_scores_one_in_a_real_folder(
-    level: int, family: str, bench: Any, tmp_path: Path
-) -> None:
+async def test_the_oracle_scores_one_in_a_real_folder(level: int, family: str, bench: Any, tmp_path: Path) -> None:
     for task in workbench(level, family).train(0, 10, seed=0):
         verdict = await bench.play(task, task.oracle, bench.folder(tmp_path / task.id))
         assert verdict.score == 1.0, (task, verdict)

@@ -27,9 +27,7 @@ FOLLOW = (
 def csv_json(draw: Draw) -> Draft:
     """Rows of a CSV as JSON objects."""
     columns = draw.words("column", draw.rng.randint(2, 3))
-    rows = [
-        [draw.word("person"), *draw.words("thing", len(columns) - 1)] for _ in range(draw.rng.randint(2, 3))
-    ]
+    rows = [[draw.word("person"), *draw.words("thing", len(columns) - 1)] for _ in range(draw.rng.randint(2, 3))]
     file, out = draw.file("csv"), draw.file("json")
     return Draft(
         instruction=draw.phrase(JSON, file=file, out=out),

@@ -79,9 +79,7 @@ def join(draw: Draw) -> Draft:
 def markdown(draw: Draw) -> Draft:
     """A CSV as a markdown table."""
     columns = draw.words("column", draw.rng.randint(2, 3))
-    rows = [
-        [draw.word("person"), *(draw.value() for _ in columns[1:])] for _ in range(draw.rng.randint(2, 4))
-    ]
+    rows = [[draw.word("person"), *(draw.value() for _ in columns[1:])] for _ in range(draw.rng.randint(2, 4))]
     file, out = draw.file("csv"), draw.file("md")
     header, *body = [f"| {' | '.join(row)} |" for row in [columns, *rows]]
     return Draft(
