@@ -14,7 +14,8 @@ from clawexp.outcome import Outcome
 from clawexp.records import Command, Finished, Launch, Link, Needs, Sandbox, Task
 from clawexp.spec import Positive, Seconds, Share
 
-PROGRAM = Path(builtin_program.__file__).resolve()
+SOURCE = Path(builtin_program.__file__).read_bytes()
+PROGRAM = ".clawexp.py"
 INTERPRETER = Path(sys.executable).resolve()
 CONFIG = ".clawexp.json"
 Tool = Literal["read", "write", "edit", "ls", "exec", "spawn"]
@@ -50,12 +51,7 @@ class Builtin:
 
     def needs(self) -> Needs:
         """Only `exec` lets the model do more than change files of its workspace."""
-        return Needs(
-            mounts={str(PROGRAM.parent): str(PROGRAM.parent)},
-            dials_socket=True,
-            memory_mb=self.memory_mb,
-            trusted="exec" not in self.tools,
-        )
+        return Needs(dials_socket=True, memory_mb=self.memory_mb, trusted="exec" not in self.tools)
 
     def prepared(self) -> str | None:
         """It comes with the project."""
@@ -65,7 +61,7 @@ class Builtin:
         """Nothing to fetch."""
 
     def launch(self, task: Task, link: Link, sandbox: Sandbox) -> Launch:
-        """All of the settings, the key among them, go by a file in home."""
+        """The program and its settings, the key among them, are files in home."""
         settings = {
             **{name: getattr(self, name) for name in SETTINGS},
             "url": link.url,
@@ -78,11 +74,11 @@ class Builtin:
             "task": task.instruction,
         }
         command = Command(
-            argv=(str(INTERPRETER), "-I", "-S", str(PROGRAM), f"{sandbox.home}/{CONFIG}"),
+            argv=(str(INTERPRETER), "-I", "-S", f"{sandbox.home}/{PROGRAM}", f"{sandbox.home}/{CONFIG}"),
             env={"HOME": sandbox.home, "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"},
             timeout_s=self.timeout_s,
         )
-        return Launch(command=command, files={f"~/{CONFIG}": json.dumps(settings).encode()})
+        return Launch(command=command, files={f"~/{PROGRAM}": SOURCE, f"~/{CONFIG}": json.dumps(settings).encode()})
 
     def outcome(self, finished: Finished) -> Outcome | None:
         """By the reason that it prints beside its counts."""

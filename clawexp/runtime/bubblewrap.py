@@ -125,6 +125,11 @@ def _mounts(folder: Folder, needs: Needs, owner: Owner) -> tuple[str, ...]:
     for stub in (folder.path / "etc").iterdir():
         arguments += ["--ro-bind", str(stub), f"/etc/{stub.name}"]
     for outside, inside in needs.mounts.items():
+        if Path(inside).is_relative_to(WORKSPACE) or Path(inside).is_relative_to(HOME):
+            raise RuntimeFault(
+                f"{outside} cannot be shown in a sandbox: {WORKSPACE} and {HOME} are the task's own there. "
+                "Keep it elsewhere; the cache of harnesses moves with XDG_CACHE_HOME"
+            )
         arguments += ["--ro-bind", outside, inside]
     if owner.proxy_socket:
         arguments += ["--ro-bind", str(owner.proxy_socket), PROXY, "--ro-bind", forwarder.__file__, FORWARDER]

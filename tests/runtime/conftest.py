@@ -1,5 +1,6 @@
 """Sandboxes for the tests of this room."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,3 +29,19 @@ def owner(tmp_path: Path) -> Callable[..., Owner]:
         return Owner(run_id="run", rollout_id=rollout_id, root=tmp_path / "boxes", proxy_socket=socket, proxy_port=8089)
 
     return make
+
+
+@pytest.fixture
+def processes() -> Callable[[str], list[int]]:
+    """Finds the host's processes with a word in their command line."""
+
+    def find(word: str) -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            # A process may end between the listing and the look.
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and word.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+        return found
+
+    return find

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from clawexp.runtime.bubblewrap import Bubblewrap, unavailable
 RUNTIME = Bubblewrap(file_bytes=100_000)
 PYTHON = str(Path(sys.executable).resolve())
 Owners = Callable[..., Owner]
+Processes = Callable[[str], list[int]]
 
 
 def shell(script: str, **options) -> Command:
@@ -28,19 +29,6 @@ def python(script: str, **options) -> Command:
 
 async def ran(sandbox: Sandbox, script: str, **options) -> Finished:
     return await sandbox.run(shell(script, **options))
-
-
-def processes_with(word: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if word.encode() in line:
-                found.append(int(entry.name))
-    return found
 
 
 async def proxy(path: Path) -> asyncio.Server:
@@ -158,41 +146,43 @@ async def test_the_host_cannot_be_seen_or_changed(task: Task, owner: Owners):
         assert not Path("/usr/x").exists()
 
 
-async def test_killing_everything_inside_harms_nothing_outside(task: Task, owner: Owners):
-    with subprocess.Popen(["sleep", "1000"]) as outside:
-        async with RUNTIME.sandbox(task, Needs(), owner()) as sandbox:
-            script = """
-import os, signal
-try:
-    os.kill(-1, signal.SIGKILL)
-except OSError:
-    pass
-"""
-            await sandbox.run(python(script))
-            done = await ran(sandbox, f"pkill -9 -f . ; kill -9 {outside.pid} {os.getpid()}; exit 3")
-            assert done.code != 0
-        assert outside.poll() is None
-        outside.kill()
+@pytest.fixture
+def outside() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the host."""
+    with subprocess.Popen(["sleep", "1000"]) as process:
+        yield process
+        process.kill()
 
 
-async def test_a_timeout_ends_the_whole_tree(task: Task, owner: Owners):
+async def test_killing_everything_inside_harms_nothing_outside(
+    task: Task, owner: Owners, outside: subprocess.Popen[bytes]
+):
+    async with RUNTIME.sandbox(task, Needs(), owner()) as sandbox:
+        script = "import os, signal; os.kill(-1, signal.SIGKILL)"
+        await sandbox.run(python(script))
+        done = await ran(sandbox, f"pkill -9 -f . ; kill -9 {outside.pid} {os.getpid()}; exit 3")
+        assert done.code != 0
+    assert outside.poll() is None
+
+
+async def test_a_timeout_ends_the_whole_tree(task: Task, owner: Owners, processes: Processes):
     async with RUNTIME.sandbox(task, Needs(), owner()) as sandbox:
         # A daemon in a session of its own that holds no pipe: only the process namespace can end it.
         script = "setsid sleep 987654 </dev/null >/dev/null 2>&1 & (trap '' TERM; sleep 987655) & sleep 987656"
         done = await ran(sandbox, script, timeout_s=0.5)
         assert (done.timed_out, done.code) == (True, -signal.SIGKILL)
         assert done.wall_s < 10
-        assert processes_with("98765") == []
+        assert processes("98765") == []
 
 
-async def test_nothing_runs_on_after_a_command_has_ended(task: Task, owner: Owners):
+async def test_nothing_runs_on_after_a_command_has_ended(task: Task, owner: Owners, processes: Processes):
     async with RUNTIME.sandbox(task, Needs(), owner()) as sandbox:
         done = await ran(sandbox, "setsid sleep 876543 >/dev/null 2>&1 & exit 0")
         assert done.code == 0
-        assert processes_with("876543") == []
+        assert processes("876543") == []
 
 
-async def test_a_fork_bomb_ends_with_its_timeout(task: Task, owner: Owners):
+async def test_a_fork_bomb_ends_with_its_timeout(task: Task, owner: Owners, processes: Processes):
     bomb = """
 import os, time
 for _ in range(7):
@@ -202,10 +192,10 @@ time.sleep(765432)
     async with RUNTIME.sandbox(task, Needs(), owner()) as sandbox:
         done = await sandbox.run(python(bomb, timeout_s=1.0))
         assert done.timed_out
-        assert processes_with("765432") == []
+        assert processes("765432") == []
 
 
-async def test_cancelling_a_command_ends_it_and_removes_the_sandbox(task: Task, owner: Owners):
+async def test_cancelling_a_command_ends_it_and_removes_the_sandbox(task: Task, owner: Owners, processes: Processes):
     async def forever() -> None:
         async with RUNTIME.sandbox(task, Needs(), owner()) as sandbox:
             await ran(sandbox, "sleep 654321", timeout_s=100)
@@ -213,7 +203,7 @@ async def test_cancelling_a_command_ends_it_and_removes_the_sandbox(task: Task, 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.5):
             await forever()
-    assert processes_with("654321") == []
+    assert processes("654321") == []
     assert list(owner().root.iterdir()) == []
 
 
@@ -248,6 +238,13 @@ async def test_a_missing_mount_is_a_fault_of_the_runtime(task: Task, owner: Owne
             await ran(sandbox, "true")
 
 
+async def test_a_mount_in_the_workspace_is_refused(task: Task, owner: Owners):
+    with pytest.raises(RuntimeFault, match="XDG_CACHE_HOME"):
+        async with RUNTIME.sandbox(task, Needs(mounts={"/work/cache": "/work/cache"}), owner()):
+            pass
+    assert list(owner().root.iterdir()) == []
+
+
 async def test_mounts_are_read_only(task: Task, owner: Owners, tmp_path: Path):
     (tmp_path / "package").mkdir()
     (tmp_path / "package/main.js").write_text("1")
@@ -274,11 +271,12 @@ asyncio.run(main())
 """
 
 
-def test_a_killed_driver_leaves_no_process(tmp_path: Path):
-    with subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path / "boxes")]) as driver:
-        until(lambda: (tmp_path / "boxes/r/workspace/ready").exists() and len(processes_with("54321")) >= 2)
+def test_a_killed_driver_leaves_no_process(tmp_path: Path, processes: Processes):
+    (tmp_path / "driver.py").write_text(DRIVER)
+    with subprocess.Popen([sys.executable, str(tmp_path / "driver.py"), str(tmp_path / "boxes")]) as driver:
+        until(lambda: (tmp_path / "boxes/r/workspace/ready").exists() and len(processes("54321")) >= 2)
         driver.send_signal(signal.SIGKILL)
-    until(lambda: processes_with("54321") == [])
+    until(lambda: processes("54321") == [])
 
 
 def until(condition: Callable[[], bool], seconds: float = 30) -> None:

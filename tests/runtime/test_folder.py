@@ -41,8 +41,8 @@ def test_a_path_that_leaves_the_sandbox_is_refused(folder: Folder, path: str):
 
 
 def test_a_planted_link_is_never_read(folder: Folder, secret: Path):
-    os.symlink(secret / "key.txt", folder.workspace / "file")
-    os.symlink(secret, folder.workspace / "folder")
+    (folder.workspace / "file").symlink_to(secret / "key.txt")
+    (folder.workspace / "folder").symlink_to(secret)
     for path in ("file", "folder/key.txt"):
         with pytest.raises(FileNotFoundError):
             folder.get(path)
@@ -50,8 +50,8 @@ def test_a_planted_link_is_never_read(folder: Folder, secret: Path):
 
 
 def test_a_planted_link_is_never_written_through(folder: Folder, secret: Path):
-    os.symlink(secret / "key.txt", folder.workspace / "file")
-    os.symlink(secret, folder.workspace / "folder")
+    (folder.workspace / "file").symlink_to(secret / "key.txt")
+    (folder.workspace / "folder").symlink_to(secret)
     folder.put("file", b"new")
     folder.put("folder/key.txt", b"new")
     assert (secret / "key.txt").read_text() == "secret"

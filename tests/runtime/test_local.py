@@ -12,6 +12,7 @@ from clawexp.records import Command, Needs, Owner, Task
 from clawexp.runtime.local import Local
 
 Owners = Callable[..., Owner]
+Processes = Callable[[str], list[int]]
 SAFE = Local(file_bytes=1000, allow_unsafe=False)
 TRUSTED = Needs(trusted=True)
 
@@ -40,20 +41,20 @@ async def test_a_foreign_harness_is_refused_and_the_option_named(task: Task, own
         assert (await sandbox.run(Command(argv=("true",)))).code == 0
 
 
-async def test_a_timeout_ends_the_group(task: Task, owner: Owners):
+async def test_a_timeout_ends_the_group(task: Task, owner: Owners, processes: Processes):
     async with SAFE.sandbox(task, TRUSTED, owner()) as sandbox:
         command = Command(argv=("sh", "-c", "sleep 432109 & sleep 432109"), timeout_s=0.3)
         done = await sandbox.run(command)
         assert (done.timed_out, done.code) == (True, -signal.SIGKILL)
-    assert subprocess.run(["pgrep", "-f", "sleep 43210[9]"], capture_output=True).stdout == b""
+    assert processes("432109") == []
 
 
-async def test_what_a_command_leaves_running_is_ended(task: Task, owner: Owners):
+async def test_what_a_command_leaves_running_is_ended(task: Task, owner: Owners, processes: Processes):
     async with SAFE.sandbox(task, TRUSTED, owner()) as sandbox:
         done = await sandbox.run(Command(argv=("sh", "-c", "sleep 321098 & echo started")))
         assert (done.code, done.stdout) == (0, b"started\n")
         assert done.wall_s < 30
-    assert subprocess.run(["pgrep", "-f", "sleep 32109[8]"], capture_output=True).stdout == b""
+    assert processes("321098") == []
 
 
 async def test_a_missing_program_is_told_by_its_status(task: Task, owner: Owners):
@@ -78,17 +79,14 @@ asyncio.run(main())
 """
 
 
-def test_a_killed_driver_takes_its_command_with_it(tmp_path: Path):
-    def count() -> int:
-        found = subprocess.run(["pgrep", "-fc", "sleep 21098[7]|^sleep 210987"], capture_output=True)
-        return int(found.stdout)
-
-    with subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path / "boxes")]) as driver:
-        deadline = time.monotonic() + 30
-        while count() == 0:
+def test_a_killed_driver_takes_its_command_with_it(tmp_path: Path, processes: Processes):
+    (tmp_path / "driver.py").write_text(DRIVER)
+    deadline = time.monotonic() + 30
+    with subprocess.Popen([sys.executable, str(tmp_path / "driver.py"), str(tmp_path / "boxes")]) as driver:
+        while not processes("210987"):
             assert time.monotonic() < deadline
             time.sleep(0.02)
         driver.send_signal(signal.SIGKILL)
-    while count():
-        assert time.monotonic() < deadline + 30
+    while processes("210987"):
+        assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -1,0 +1,126 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted_model import KEY, AnyGrader, Attempted, Served, call, is_append_only, option
+
+from clawexp.harness.profile import Profile
+from clawexp.outcome import Outcome
+from clawexp.records import Finished, Launch, Link, Needs, Owner, Task
+from clawexp.runtime.bubblewrap import Bubblewrap
+
+LINK = Link(url="http://127.0.0.1:8089", socket=None, key=KEY, model="tiny", context=4096, max_tokens=256)
+
+
+def profile(**changes: Any) -> Profile:
+    values: dict[str, Any] = {
+        "name": "demo",
+        "num_tasks": 1,
+        "group_size": 1,
+        "weight": 1.0,
+        "timeout_s": 5.0,
+        "memory_mb": 10,
+        "package": "@demo/agent",
+        "version": "1.2.3",
+        "binary": "demo",
+        "node": "24.0.0",
+        "argv": ("{node}", "{package}/main.js", "--model", "x/{model}"),
+        "stdin": "{task}",
+        "env": {"HOME": "{home}", "LIMIT": "{context}"},
+        "files": {},
+        "check": (),
+        "check_says": "",
+        "exit_outcomes": {2: Outcome.TRUNCATED},
+        "count_patterns": {},
+    }
+    return Profile(**values | changes)
+
+
+async def launched(harness: Profile, tmp_path: Path, instruction: str = "Do it.") -> Launch:
+    task = Task(id="t", instruction=instruction, files={}, grader=AnyGrader(), split="train")
+    owner = Owner(run_id="run", rollout_id="r", root=tmp_path / "b", proxy_socket=None, proxy_port=8089)
+    async with Bubblewrap(file_bytes=1000).sandbox(task, Needs(), owner) as sandbox:
+        return harness.launch(task, LINK, sandbox)
+
+
+async def test_templates_are_filled_for_the_rollout(tmp_path: Path):
+    launch = await launched(profile(), tmp_path)
+    assert launch.command.argv[1:] == (f"{profile().installed.folder}/main.js", "--model", "x/tiny")
+    assert launch.command.stdin == b"Do it."
+    assert launch.command.env == {"HOME": "/home/agent", "LIMIT": "4096"}
+    assert launch.command.timeout_s == 5.0
+
+
+async def test_a_json_file_keeps_the_type_of_a_placeholder(tmp_path: Path):
+    files = {"~/c.json": {"url": "{url}/v1", "key": "{key}", "window": "{context}", "list": ["{max_tokens}", 1]}}
+    launch = await launched(profile(files=files), tmp_path)
+    expected = {"url": "http://127.0.0.1:8089/v1", "key": KEY, "window": 4096, "list": [256, 1]}
+    assert json.loads(launch.files["~/c.json"]) == expected
+
+
+async def test_braces_in_a_task_are_not_placeholders(tmp_path: Path):
+    launch = await launched(profile(argv=("run", "{task}")), tmp_path, "Print {key} and {model}.")
+    assert launch.command.argv == ("run", "Print {key} and {model}.")
+
+
+@pytest.mark.parametrize("part", ["argv", "check"])
+def test_a_key_in_argv_is_refused(part: str):
+    with pytest.raises(ValueError, match="could be read by others"):
+        profile(**{part: ("run", "--key={key}")})
+
+
+def test_a_misspelt_placeholder_is_refused():
+    with pytest.raises(ValueError, match=r"unknown placeholders .*'modle'"):
+        profile(files={"~/c.json": {"a": [{"b": "{modle}"}]}})
+
+
+def test_it_says_how_to_prepare_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert profile().prepared() == "python -m clawexp prepare harness=demo"
+
+
+def test_other_pins_have_another_place():
+    roots = {profile(version=version).installed.root for version in ("1.2.3", "1.2.4")}
+    assert len(roots) == 2
+
+
+def test_counts_are_read_from_what_it_prints():
+    harness = profile(count_patterns={"turns": '"turns": (\\d+)', "errors": "oops", "none": "x(\\d)"})
+    finished = Finished(code=2, stdout=b'{"turns": 12} oops oops', stderr=b"", wall_s=1.0)
+    assert harness.counts(finished) == {"turns": 12, "errors": 2, "none": 0}
+    assert harness.outcome(finished) is Outcome.TRUNCATED
+
+
+READ = call("read", path="a.conf")
+WRITE = call("write", path="out.txt", content="4\n")
+
+
+@pytest.mark.harness
+@pytest.mark.parametrize(("name", "first_prompt"), [("pi", 6500), ("openclaw", 11_000)])
+async def test_a_real_harness_does_a_task(served: Served, attempted: Attempted, name: str, first_prompt: int):
+    harness = option(name)
+    harness.prepare()
+    assert harness.prepared() is None
+    instruction = 'Copy "x" to out.txt; -- it\'s in {a.conf}.'
+    async with served(READ, WRITE, "Done.") as model:
+        attempt = await attempted(harness, model, instruction, context=16_000)
+    assert attempt.finished.code == 0, attempt.finished.stderr[-2000:]
+    assert attempt.files == {"a.conf": b"x = 4\n", "out.txt": b"4\n"}
+    assert len(model.bodies) == 3
+    assert is_append_only(model.bodies)
+    assert instruction in json.dumps(model.bodies[0]["messages"][1]["content"]).replace('\\"', '"')
+    assert len(json.dumps(model.bodies[0])) < first_prompt
+    assert model.keys == {f"Bearer {KEY}"}
+    assert model.bodies[0]["max_completion_tokens"] == 500
+    assert (attempt.counts["turns"], attempt.counts["tool_calls"]) == (3, 2)
+    assert harness.outcome(attempt.finished) is None
+
+
+@pytest.mark.harness
+def test_a_configuration_that_the_harness_refuses_is_found_when_it_is_prepared():
+    files = {"~/openclaw.json": {"nonsense": True}}
+    harness = option("openclaw", files=files)
+    with pytest.raises(Exception, match="nonsense"):
+        harness.prepare()
+    assert harness.prepared() is not None
