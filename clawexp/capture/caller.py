@@ -1,0 +1,156 @@
+"""One exchange -> one call: sampled, parsed, written to the journal, and only then an answer."""
+
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clawexp.capture.exchange import Exchange
+from clawexp.capture.generation import Sampler
+from clawexp.capture.message import Answer, Finish, Message, Parsed, Request
+from clawexp.capture.open_rollout import OpenRollout
+from clawexp.capture.rendering import Rendering
+from clawexp.capture.sampling import decide, room_for
+from clawexp.engine.client import Generation
+from clawexp.records import Call, Edit, ParseVerdict
+
+FINISH: Mapping[ParseVerdict, Finish] = {
+    "text": "stop",
+    "tool_calls": "tool_calls",
+    "malformed": "stop",
+    "cut": "length",
+}
+FINAL = "The limit on model calls for this task is reached, so this is the last answer."
+EMPTY = "(empty answer)"
+"""Shown where nothing visible was sampled: several harnesses rewrite their history after an empty reply."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """What the engine gave, and how it was asked."""
+
+    dialect: str
+    generation: Generation
+    requested: Mapping[str, Any]
+    submitted: Mapping[str, Any]
+    edits: tuple[Edit, ...]
+    started: float
+    engine_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """The model behind the boundary: how it is rendered, sampled and limited."""
+
+    model: str
+    context: int
+    max_tokens: int
+    rendering: Rendering
+    sampler: Sampler
+
+    async def call(
+        self,
+        rollout: OpenRollout,
+        dialect: str,
+        request: Request,
+        exchange: Exchange,
+        until_gone: AbstractContextManager[None],
+    ) -> Answer:
+        """The answer, once its call is durable.
+
+        Raises Refused where the prompt does not fit, EngineError, CaptureError and JournalError as `Sampler`
+        and
+        `CallJournal` do; then nothing was recorded. From the engine's answer to the commit nothing is
+        awaited, so that neither a leaving client nor another call comes between.
+        """
+        sampled = await self._sample(rollout, dialect, request, exchange, until_gone)
+        parsed = self.rendering.parse(sampled.generation.ids)
+        call = _record(rollout, exchange, sampled, parsed.verdict)
+        rollout.commit(call)
+        answer = _answer(parsed, exchange, sampled)
+        rollout.conversation.settle(exchange, call.call_id, sampled.generation.ids, answer)
+        return answer
+
+    async def _sample(
+        self,
+        rollout: OpenRollout,
+        dialect: str,
+        request: Request,
+        exchange: Exchange,
+        until_gone: AbstractContextManager[None],
+    ) -> Sampled:
+        started = time.time()
+        if exchange.num_prompt >= self.context:
+            rollout.conversation.overflow()
+        room = room_for(exchange.num_prompt, self.context, self.max_tokens)
+        submitted, edits = decide(request, rollout.opening.temperature, room)
+        key = f"{rollout.opening.seed}/{rollout.opening.rollout_id}/{exchange.position}"
+        begin = time.monotonic()
+        with until_gone:
+            generation = await self.sampler.sample(
+                exchange.prompt_ids, submitted["temperature"], submitted["max_tokens"], key
+            )
+        return Sampled(
+            dialect=dialect,
+            generation=generation,
+            requested=request.requested,
+            submitted={**submitted, "stop_token_ids": list(self.rendering.stop_ids)},
+            edits=edits,
+            started=started,
+            engine_s=time.monotonic() - begin,
+        )
+
+
+def final_answer() -> Answer:
+    """What a rollout gets that has used up its calls. Nothing was sampled, so it costs no tokens."""
+    return Answer(
+        id="final",
+        created=int(time.time()),
+        message=Message(role="assistant", content=FINAL),
+        finish="stop",
+        prompt_tokens=0,
+        sampled_tokens=0,
+    )
+
+
+def _record(rollout: OpenRollout, exchange: Exchange, sampled: Sampled, verdict: ParseVerdict) -> Call:
+    parent, shared = rollout.conversation.attach(exchange)
+    generation = sampled.generation
+    return Call(
+        rollout_id=rollout.opening.rollout_id,
+        call_id=f"{rollout.opening.rollout_id}/{exchange.position}",
+        position=exchange.position,
+        dialect=sampled.dialect,
+        kind=exchange.kind,
+        cause=exchange.cause,
+        parent=parent.call_id if parent is not None else None,
+        shared=shared,
+        prompt_ids=exchange.prompt_ids,
+        sampled_ids=tuple(generation.ids),
+        logprobs=tuple(generation.logprobs),
+        spans=tuple(generation.spans),
+        finish_reason=generation.finish_reason,
+        verdict=verdict,
+        requested=sampled.requested,
+        submitted=sampled.submitted,
+        edits=sampled.edits,
+        started=sampled.started,
+        finished=time.time(),
+        engine_s=sampled.engine_s,
+    )
+
+
+def _answer(parsed: Parsed, exchange: Exchange, sampled: Sampled) -> Answer:
+    # Letters and digits only: some harnesses drop everything else from an id when they write it back.
+    calls = [replace(call, id=f"call{exchange.position}t{n}") for n, call in enumerate(parsed.tool_calls)]
+    content = parsed.content if parsed.content or calls else EMPTY
+    message = Message(role="assistant", content=content, reasoning=parsed.reasoning, tool_calls=tuple(calls))
+    return Answer(
+        id=f"call{exchange.position}",
+        created=int(sampled.started),
+        message=message,
+        finish=FINISH[parsed.verdict],
+        prompt_tokens=exchange.num_prompt,
+        sampled_tokens=len(sampled.generation.ids),
+    )

@@ -1,0 +1,116 @@
+"""Token in, token out: what a rollout asked and was told so far -> the exact prompt ids of its next call.
+
+The longest earlier call whose messages and answer begin the new request gives its ids; only the rest is
+rendered. Attachment looks at content alone, so concurrent calls may come and go in any order.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from clawexp.capture.exchange import Exchange, View
+from clawexp.capture.fork import classify
+from clawexp.capture.meaning import answer_meanings
+from clawexp.capture.message import Answer, Request
+from clawexp.capture.rendering import Rendering
+
+
+class Conversation:
+    """The calls of one rollout."""
+
+    def __init__(self, rendering: Rendering) -> None:
+        self._rendering = rendering
+        self._exchanges: list[Exchange] = []
+        self._overflowed = False
+
+    def arrive(self, request: Request, body: bytes, position: int) -> Exchange:
+        """Take a request in: its prompt ids, and how it stands to the calls before it. Raises Refused."""
+        view = View.of(request)
+        matches = [earlier for earlier in self._exchanges if earlier.begins(view)]
+        matched = max(matches, key=lambda earlier: (len(earlier.view.messages), earlier.position), default=None)
+        ids = self._extended(matched, request) if matched is not None else None
+        if matched is not None and ids is not None:
+            matched.continued = True
+            cause, kind = "continue", matched.kind
+        else:
+            ids = self._rendering.render(request.messages, request.tools)
+            cause, kind = classify(request, view, self._exchanges, matched, self._overflowed)
+        exchange = Exchange(
+            position=position,
+            view=view,
+            body=body,
+            cause=cause,
+            kind=kind,
+            prompt_ids=tuple(ids),
+            num_prompt=len(ids),
+        )
+        self._exchanges.append(exchange)
+        return exchange
+
+    @property
+    def size(self) -> int:
+        """Calls committed or in flight."""
+        return len(self._exchanges)
+
+    def leave(self, exchange: Exchange) -> None:
+        """Forget a request that got no answer."""
+        self._exchanges.remove(exchange)
+
+    def overflow(self) -> None:
+        """A request did not fit the context; what comes next without tools is compaction."""
+        self._overflowed = True
+
+    def attach(self, exchange: Exchange) -> tuple[Exchange | None, int]:
+        """The committed call that shares the longest beginning with this prompt, and how many ids that is.
+
+        A prompt that begins with all of that call continues it, whatever the messages looked like.
+        """
+        prompt = np.asarray(exchange.prompt_ids, dtype=np.int32)
+        best, longest = None, 0
+        for earlier in self._exchanges:
+            shared = 0 if earlier.sequence is None else _shared(earlier.sequence, prompt)
+            if shared > longest:
+                best, longest = earlier, shared
+        if best is not None and best.sequence is not None and longest == len(best.sequence):
+            exchange.cause = "continue"
+        return best, longest
+
+    def settle(self, exchange: Exchange, call_id: str, sampled_ids: Sequence[int], answer: Answer) -> None:
+        """Add what was sampled, once it is in the journal: later requests may build on it."""
+        exchange.call_id, exchange.answer = call_id, answer
+        exchange.answers = answer_meanings(answer.message)
+        exchange.prompt_ids, prompt = (), exchange.prompt_ids
+        sequence = np.asarray((*prompt, *sampled_ids), dtype=np.int32)
+        for earlier in self._exchanges:
+            if earlier.sequence is not None and _shared(earlier.sequence, sequence) == len(earlier.sequence):
+                earlier.sequence = sequence[: len(earlier.sequence)]
+        exchange.sequence = sequence
+        if exchange.kind == "main":
+            self._overflowed = False
+
+    def repeated(self, body: bytes, retried: bool) -> Exchange | None:
+        """The committed call that this request asks for again because its answer never came.
+
+        The same bytes alone are no proof, for a harness may want a second sample: either the answer is known
+        to be undelivered, or the client says that it retries, and nothing was built on the answer.
+        """
+        for earlier in reversed(self._exchanges):
+            lost = not earlier.delivered or (retried and not earlier.continued)
+            if earlier.body == body and earlier.answer is not None and lost:
+                earlier.delivered = True
+                return earlier
+        return None
+
+    def _extended(self, matched: Exchange, request: Request) -> list[int] | None:
+        assert matched.sequence is not None
+        ids = matched.sequence.tolist()
+        prompt, sampled = ids[: matched.num_prompt], ids[matched.num_prompt :]
+        new_messages = request.messages[len(matched.view.messages) + 1 :]
+        return self._rendering.extend(prompt, sampled, new_messages, request.tools)
+
+
+def _shared(a: np.ndarray, b: np.ndarray) -> int:
+    """Length of the longest common beginning."""
+    length = min(len(a), len(b))
+    differs = np.flatnonzero(a[:length] != b[:length])
+    return int(differs[0]) if len(differs) else length

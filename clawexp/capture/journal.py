@@ -1,0 +1,168 @@
+"""Append-only logs that survive a kill at any moment, and the log of one rollout's calls.
+
+A record is one line: the CRC-32 of the rest in hex, a space, compact JSON. The last line may be torn; any
+other fault is an error. A call's prompt is stored as (parent, shared, new ids), so that a rollout of n calls
+costs O(tokens).
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from clawexp.errors import JournalError
+from clawexp.records import Call, Edit, Span
+
+PLAIN = ("rollout_id", "call_id", "position", "dialect", "kind", "cause", "parent", "shared", "sampled_ids",
+"logprobs",
+         "finish_reason", "verdict", "requested", "submitted", "started", "finished", "engine_s")  # fmt: skip
+
+
+class AppendLog:
+    """A log open for appending; a torn tail that an earlier process left is cut off first."""
+
+    def __init__(self, path: Path, *, fsync: bool) -> None:
+        """With `fsync` a record survives the machine's end, without it the process's. Raises JournalError."""
+        self._path = path
+        self._fsync = fsync
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise JournalError(f"{path} cannot be opened for appending: {error}") from error
+        _cut_torn_tail(self._file)
+        if fsync:
+            _sync_folder(path.parent)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one record; durable at return. Raises JournalError, after which the log takes no more."""
+        line = _line(record)
+        try:
+            written = os.write(self._file, line)
+            if written < len(line):
+                raise OSError(f"only {written} of {len(line)} bytes fitted")
+            if self._fsync:
+                os.fsync(self._file)
+        except OSError as error:
+            self.close()
+            raise JournalError(f"{self._path}: a record could not be written: {error}") from error
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class CallJournal(AppendLog):
+    """The log of one rollout's calls. Written once: a file that already holds calls is refused."""
+
+    def __init__(self, path: Path, *, fsync: bool) -> None:
+        """Raises JournalError."""
+        super().__init__(path, fsync=fsync)
+        if os.fstat(self._file).st_size:
+            self.close()
+            raise JournalError(
+                f"{path} already holds calls of an earlier attempt; remove it or take another rollout id"
+            )
+
+    def commit(self, call: Call) -> None:
+        """Append a call; durable at return. Its parent must be in the log already. Raises JournalError."""
+        self.append(_written(call))
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a log, in order, without a torn tail. Raises JournalError with file and line."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise JournalError(f"{path} cannot be read: {error}") from error
+    lines = content.split(b"\n")
+    last = len(lines) - 2 if not lines[-1] else len(lines) - 1
+    for number, line in enumerate(lines[: last + 1]):
+        record = _record(line) if number < len(lines) - 1 else None
+        if record is not None:
+            yield record
+        elif number < last:
+            raise JournalError(
+                f"{path}, line {number + 1}: its checksum is wrong; the file was changed or the disk is bad"
+            )
+
+
+def read_calls(path: Path) -> list[Call]:
+    """The calls of one rollout, in order of commit, with their whole prompts. Raises JournalError."""
+    calls: list[Call] = []
+    sequences: dict[str, tuple[int, ...]] = {}
+    for number, record in enumerate(read_records(path)):
+        try:
+            call = _read(record, sequences)
+        except (KeyError, TypeError) as error:
+            raise JournalError(f"{path}, line {number + 1}: not the record of a call: {error!r}") from error
+        sequences[call.call_id] = call.prompt_ids + call.sampled_ids
+        calls.append(call)
+    return calls
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    body = json.dumps(record, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    checksum, _, body = line.partition(b" ")
+    return json.loads(body) if checksum == b"%08x" % zlib.crc32(body) else None
+
+
+def _written(call: Call) -> dict[str, Any]:
+    record = {name: getattr(call, name) for name in PLAIN}
+    record["new_ids"] = call.prompt_ids[call.shared :]
+    record["spans"] = [(span.version, span.start, span.end) for span in call.spans]
+    record["edits"] = [(edit.rule, edit.before, edit.after) for edit in call.edits]
+    return record
+
+
+def _read(record: Mapping[str, Any], sequences: Mapping[str, tuple[int, ...]]) -> Call:
+    begin = sequences[record["parent"]][: record["shared"]] if record["parent"] is not None else ()
+    plain = {name: record[name] for name in PLAIN}
+    plain["sampled_ids"] = tuple(record["sampled_ids"])
+    plain["logprobs"] = tuple(record["logprobs"])
+    return Call(
+        **plain,
+        prompt_ids=begin + tuple(record["new_ids"]),
+        spans=tuple(Span(version=version, start=start, end=end) for version, start, end in record["spans"]),
+        edits=tuple(Edit(rule=rule, before=before, after=after) for rule, before, after in record["edits"]),
+    )
+
+
+def _cut_torn_tail(file: int) -> None:
+    """Drop what follows the last whole line: a later record behind it would make it a fault in the middle."""
+    end = os.fstat(file).st_size
+    at = end
+    while at > 0:
+        begin = max(0, at - 65536)
+        newline = os.pread(file, at - begin, begin).rfind(b"\n")
+        if newline >= 0:
+            at = begin + newline + 1
+            break
+        at = begin
+    if at < end:
+        os.ftruncate(file, at)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new file's name is durable only once its folder is."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,92 @@
+"""What capture speaks inside: a conversation, a request for the next turn and its answer, free of any
+dialect."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from clawexp.errors import CaptureError
+from clawexp.records import Edit, ParseVerdict
+
+RefusalKind = Literal["unknown_key", "not_found", "invalid_request", "context_length", "unavailable"]
+Finish = Literal["stop", "length", "tool_calls"]
+Role = Literal["system", "user", "assistant", "tool"]
+Tools = tuple[Mapping[str, Any], ...]
+"""Tool schemas in OpenAI's function form, as the harness sent them: the order of keys is rendered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """`ToolCall(name="read", arguments={"path": "a.txt"}, id="call3t0")`"""
+
+    name: str
+    arguments: Any
+    """Parsed JSON; the text itself where a harness sends text that does not parse."""
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn of a conversation. `Message(role="tool", content="x = 4")`"""
+
+    role: Role
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """What sampled ids say. A malformed or cut answer is plain content: nothing in it is executed."""
+
+    content: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    verdict: ParseVerdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A harness's request for the next turn."""
+
+    messages: tuple[Message, ...]
+    tools: Tools
+    requested: Mapping[str, Any]
+    """Every field that would shape sampling, as the harness sent it; only what it sent."""
+    max_tokens: int | None
+    """Tokens that the answer may take, as the harness asked; None where it did not."""
+    stream: bool
+    stream_usage: bool
+    """Whether a stream ends with a chunk of usage."""
+    edits: tuple[Edit, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the harness is told."""
+
+    id: str
+    created: int
+    """Seconds since the epoch."""
+    message: Message
+    finish: Finish
+    prompt_tokens: int
+    sampled_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An HTTP response."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Refused(CaptureError):
+    """A request that gets an error instead of an answer; the dialect gives the error its form."""
+
+    def __init__(self, kind: RefusalKind, message: str) -> None:
+        super().__init__(message)
+        self.kind: RefusalKind = kind

@@ -1,0 +1,81 @@
+"""A rollout while the boundary serves it: its conversation, its journal, and what is counted until it is
+closed."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clawexp.capture.conversation import Conversation
+from clawexp.capture.journal import CallJournal
+from clawexp.records import Call
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What the driver says of a rollout when it opens it."""
+
+    rollout_id: str
+    key: str
+    seed: int
+    temperature: float
+    journal: Path
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class OpenRollout:
+    """Mutable state of one rollout; only the event loop touches it."""
+
+    opening: Opening
+    conversation: Conversation
+    journal: CallJournal
+    positions: int = 0
+    """Given out so far, one to every request that is to be sampled."""
+    committed: int = 0
+    in_flight: int = 0
+    causes: Counter[str] = field(default_factory=Counter)
+    """Of committed calls."""
+    counts: Counter[str] = field(default_factory=Counter)
+    last: Call | None = None
+    """The committed call of the highest position."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Hold the rollout open for one request."""
+        self.in_flight += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self.idle.set()
+
+    def take_position(self) -> int:
+        position, self.positions = self.positions, self.positions + 1
+        return position
+
+    def commit(self, call: Call) -> None:
+        """Write the call; durable at return. Raises JournalError."""
+        self.journal.commit(call)
+        self.committed += 1
+        self.causes[call.cause] += 1
+        if self.last is None or call.position > self.last.position:
+            self.last = call
+
+    def summary(self) -> Mapping[str, Any]:
+        """Counts for the driver. `{"calls": 7, "forks": {"reminder": 1}, "capture_faults": 0, ...}`"""
+        names = ("capture_faults", "engine_faults", "final_answers", "replayed", "refused", "left")
+        return {
+            "calls": self.committed,
+            "forks": {cause: n for cause, n in self.causes.items() if cause not in ("root", "continue")},
+            **{name: self.counts[name] for name in names},
+            "last_verdict": self.last.verdict if self.last else None,
+        }

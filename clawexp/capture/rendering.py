@@ -1,0 +1,139 @@
+"""Messages -> token ids, and sampled ids -> a parsed answer: one object for training and evaluation alike.
+
+`extend` is the heart: it continues the exact ids of an earlier call, so that what was sampled is never
+encoded again.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
+
+import renderers
+from renderers.base import Message as RenderedMessage
+from renderers.base import ParsedToolCall, ToolCallParseStatus, ToolSpec
+from renderers.configs import Qwen3RendererConfig
+from renderers.qwen3 import Qwen3Renderer
+
+from clawexp.capture.hermes import judge
+from clawexp.capture.message import Message, Parsed, ToolCall, Tools
+from clawexp.capture.template import TemplateRendering
+from clawexp.capture.tokenizer import Tokenizer
+from clawexp.errors import ConfigError
+
+
+class Rendering(Protocol):
+    """Conversation <-> tokens of one model."""
+
+    stop_ids: tuple[int, ...]
+    """Each ends an answer."""
+    digest: str
+    """Changes whenever the same conversation could give other ids."""
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """Ids of a whole prompt, up to where the model answers. Raises Refused where the template cannot say
+        it."""
+        ...
+
+    def extend(
+        self,
+        previous_prompt_ids: Sequence[int],
+        previous_sampled_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Tools,
+    ) -> list[int] | None:
+        """Prompt and answer of an earlier call, then `new_messages`; the ids begin with the earlier ones
+        exactly.
+
+        None where the template cannot continue them so.
+        """
+        ...
+
+    def parse(self, sampled_ids: Sequence[int]) -> Parsed: ...
+
+
+class Qwen3Rendering:
+    """Qwen3 by the `renderers` package, thinking off: every prompt ends with the empty think block, in
+    history too."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises ConfigError where the vocabulary lacks one of Qwen3's tokens."""
+        self._tokenizer = tokenizer
+        try:
+            self._renderer = Qwen3Renderer(
+                tokenizer, Qwen3RendererConfig(enable_thinking=False, thinking_retention="all")
+            )
+        except AssertionError as error:
+            raise ConfigError(f"{tokenizer.name_or_path}: {error}; choose model.rendering=template") from error
+        self.stop_ids = tuple(self._renderer.get_stop_token_ids())
+        self.digest = _digest("qwen3", renderers.__version__, tokenizer.digest)
+
+    def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        return self._renderer.render_ids(_rendered(messages), tools=_specs(tools), add_generation_prompt=True)
+
+    def extend(
+        self,
+        previous_prompt_ids: Sequence[int],
+        previous_sampled_ids: Sequence[int],
+        new_messages: Sequence[Message],
+        tools: Tools,
+    ) -> list[int] | None:
+        previous = [*previous_prompt_ids, *previous_sampled_ids]
+        bridge = self._renderer.bridge_to_next_turn(
+            list(previous_prompt_ids),
+            list(previous_sampled_ids),
+            _rendered(new_messages),
+            tools=_specs(tools),
+        )
+        if bridge is None or bridge.token_ids[: len(previous)] != previous:
+            return None
+        return bridge.token_ids
+
+    def parse(self, sampled_ids: Sequence[int]) -> Parsed:
+        ids = list(sampled_ids)
+        ended = bool(ids) and ids[-1] in self.stop_ids
+        text = self._tokenizer.decode(ids[:-1] if ended else ids)
+        found = Parsed(content=text.strip(), reasoning="", tool_calls=(), verdict="text")
+        attempts: list[ToolCall | None] = [None]
+        try:
+            response = self._renderer.parse_response(ids)
+        except (ValueError, RecursionError):  # JSON nested without end, or a number of 5000 digits
+            return judge(text, ended, found, attempts)
+        attempts = [_attempt(call) for call in response.tool_calls]
+        reasoning = response.reasoning_content or ""
+        found = Parsed(content=response.content, reasoning=reasoning, tool_calls=(), verdict="text")
+        return judge(text, ended, found, attempts)
+
+
+def open_rendering(folder: Path, kind: Literal["qwen3", "template"]) -> Rendering:
+    """The rendering of the checkpoint in `folder`. Raises ConfigError."""
+    tokenizer = Tokenizer(folder)
+    return Qwen3Rendering(tokenizer) if kind == "qwen3" else TemplateRendering(tokenizer, folder)
+
+
+def _rendered(messages: Sequence[Message]) -> list[RenderedMessage]:
+    return [_rendered_message(message) for message in messages]
+
+
+def _rendered_message(message: Message) -> RenderedMessage:
+    rendered: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        rendered["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        calls = [{"function": {"name": call.name, "arguments": call.arguments}} for call in message.tool_calls]
+        rendered["tool_calls"] = calls
+    return cast("RenderedMessage", rendered)
+
+
+def _specs(tools: Tools) -> list[ToolSpec] | None:
+    return cast("list[ToolSpec]", [dict(tool) for tool in tools]) or None
+
+
+def _attempt(call: ParsedToolCall) -> ToolCall | None:
+    if call.status is not ToolCallParseStatus.OK:
+        return None
+    return ToolCall(name=call.name or "", arguments=call.arguments)
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -1,0 +1,191 @@
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from clawexp.capture.conversation import Conversation
+from clawexp.capture.exchange import Exchange
+from clawexp.capture.message import Answer, Message, Request, Tools
+from clawexp.capture.rendering import Qwen3Rendering
+from clawexp.capture.tokenizer import Tokenizer
+
+SYSTEM = Message(role="system", content="be kind")
+TASK = Message(role="user", content="read notes.txt")
+RESULT = Message(role="tool", content="x = 4")
+TOOLS: Tools = ({"type": "function", "function": {"name": "read"}},)
+CALL = '<tool_call>{"name": "read", "arguments": {}}</tool_call>'
+
+
+class Talk:
+    """A conversation to which a test says what was sampled."""
+
+    def __init__(self, rendering: Qwen3Rendering, tokenizer: Tokenizer) -> None:
+        self.rendering = rendering
+        self.tokenizer = tokenizer
+        self.conversation = Conversation(rendering)
+        self.position = 0
+
+    def arrive(self, messages: Sequence[Message], tools: Tools = ()) -> Exchange:
+        body = hashlib.sha256(repr((messages, tools)).encode()).digest()
+        request = Request(
+            messages=tuple(messages), tools=tools, requested={}, max_tokens=None, stream=False, stream_usage=False
+        )
+        self.position += 1
+        return self.conversation.arrive(request, body, self.position - 1)
+
+    def answer(self, exchange: Exchange, text: str) -> Message:
+        ids = self.tokenizer.encode(f"{text}<|im_end|>")
+        parsed = self.rendering.parse(ids)
+        message = Message(role="assistant", content=parsed.content, tool_calls=parsed.tool_calls)
+        answer = Answer(id="", created=0, message=message, finish="stop", prompt_tokens=0, sampled_tokens=len(ids))
+        self.conversation.attach(exchange)
+        self.conversation.settle(exchange, f"r/{exchange.position}", ids, answer)
+        return message
+
+    def say(self, text: str, messages: Sequence[Message], tools: Tools = ()) -> Message:
+        return self.answer(self.arrive(messages, tools), text)
+
+    def cause(self, messages: Sequence[Message], tools: Tools = ()) -> tuple[str, str]:
+        exchange = self.arrive(messages, tools)
+        self.answer(exchange, "ok")
+        return exchange.cause, exchange.kind
+
+
+@pytest.fixture
+def talk(qwen3: Qwen3Rendering, tokenizer: Tokenizer) -> Talk:
+    return Talk(qwen3, tokenizer)
+
+
+def test_the_longest_earlier_call_is_continued_whatever_came_between(talk: Talk) -> None:
+    first = talk.say(CALL, [TASK])
+    second = talk.say(CALL, [TASK, first, RESULT])
+    talk.say("aside", [Message(role="user", content="title?")])
+    third = talk.arrive([TASK, first, RESULT, second, RESULT])
+    parent, shared = talk.conversation.attach(third)
+    assert third.cause == "continue"
+    assert parent is not None
+    assert parent.position == 1
+    assert parent.sequence is not None
+    assert shared == len(parent.sequence)
+
+
+def test_attachment_does_not_depend_on_the_order_in_which_calls_end(
+    qwen3: Qwen3Rendering, tokenizer: Tokenizer
+) -> None:
+    attached: list[Any] = []
+    for order in ((0, 1), (1, 0)):
+        talk = Talk(qwen3, tokenizer)
+        root = talk.say(CALL, [TASK])
+        sides = [talk.arrive([TASK, root, Message(role="tool", content=text)]) for text in ("a", "b")]
+        for index in order:
+            talk.answer(sides[index], f"told {'ab'[index]}")
+        ends = [
+            talk.arrive(
+                [TASK, root, Message(role="tool", content=t), Message(role="assistant", content=f"told {t}"), TASK]
+            )
+            for t in ("a", "b")
+        ]
+        attached.append([(end.prompt_ids, end.cause) for end in ends])
+    assert attached[0] == attached[1]
+    assert {cause for _, cause in attached[0]} == {"continue"}
+
+
+def test_the_first_call_is_the_root_also_when_an_earlier_one_got_no_answer(talk: Talk) -> None:
+    talk.conversation.leave(talk.arrive([TASK]))
+    assert talk.cause([TASK]) == ("root", "main")
+
+
+def test_the_same_messages_again_are_a_retry(talk: Talk) -> None:
+    talk.say("ok", [TASK])
+    assert talk.cause([TASK]) == ("retry", "main")
+
+
+def test_other_tools_are_a_tool_schema_fork(talk: Talk) -> None:
+    first = talk.say(CALL, [SYSTEM, TASK], TOOLS)
+    more = (*TOOLS, {"type": "function", "function": {"name": "write"}})
+    assert talk.cause([SYSTEM, TASK, first, RESULT], more) == ("tool_schema", "main")
+
+
+def test_a_tail_that_is_not_kept_is_a_reminder(talk: Talk) -> None:
+    tail = Message(role="user", content="<context> nothing runs </context>")
+    first = talk.say(CALL, [SYSTEM, TASK, tail], TOOLS)
+    assert talk.cause([SYSTEM, TASK, first, RESULT, tail], TOOLS) == ("reminder", "main")
+
+
+def test_another_system_prompt_while_the_main_conversation_waits_is_a_subagent(talk: Talk) -> None:
+    first = talk.say(CALL, [SYSTEM, TASK], TOOLS)
+    other = [Message(role="system", content="you are a helper"), Message(role="user", content="look")]
+    helper = talk.arrive(other, TOOLS)
+    assert (helper.cause, helper.kind) == ("subagent", "auxiliary")
+    told = talk.answer(helper, "looked")
+    assert talk.cause([*other, told, TASK], TOOLS) == ("continue", "auxiliary")
+    assert talk.cause([SYSTEM, TASK, first, RESULT], TOOLS) == ("continue", "main")
+
+
+def test_a_call_with_tools_is_no_subagent_of_a_title_without(talk: Talk) -> None:
+    talk.arrive([Message(role="system", content="write a title"), TASK])
+    assert talk.cause([SYSTEM, TASK], TOOLS) == ("rewrite", "main")
+
+
+def test_a_summary_is_asked_for_aside_and_the_main_conversation_goes_on_from_it(talk: Talk) -> None:
+    said = "The notes say that the weather is fine today."
+    talk.say(f"{said}{CALL}", [SYSTEM, TASK], TOOLS)
+    ask = [Message(role="system", content="summarise"), Message(role="user", content=f"assistant: {said}")]
+    summary = talk.arrive(ask)
+    assert (summary.cause, summary.kind) == ("compaction", "auxiliary")
+    told = talk.answer(summary, "So far the notes were read; the weather is fine.")
+    later = [SYSTEM, Message(role="user", content=f"Summary:\n{told.content}\nGo on.")]
+    assert talk.cause(later, TOOLS) == ("compaction", "main")
+
+
+def test_a_call_without_tools_after_an_overflow_is_compaction(talk: Talk) -> None:
+    talk.say(CALL, [SYSTEM, TASK], TOOLS)
+    talk.conversation.overflow()
+    assert talk.cause([Message(role="user", content="shorten")]) == ("compaction", "auxiliary")
+
+
+def test_changed_history_is_a_rewrite(talk: Talk) -> None:
+    talk.say("fine", [SYSTEM, TASK])
+    changed = Message(role="assistant", content="never said")
+    assert talk.cause([SYSTEM, TASK, changed, TASK]) == ("rewrite", "main")
+
+
+def test_answers_put_in_between_are_a_rewrite_that_still_shares_tokens(talk: Talk) -> None:
+    first = talk.say("fine", [SYSTEM, TASK])
+    exchange = talk.arrive([SYSTEM, TASK, first, TASK, Message(role="assistant", content="added"), TASK])
+    parent, shared = talk.conversation.attach(exchange)
+    # Rendered anew, the answer has the same ids here, so the prompt does begin with the whole call.
+    assert exchange.cause == "continue"
+    assert parent is not None
+    assert parent.sequence is not None
+    assert shared == len(parent.sequence)
+
+
+def test_a_lost_answer_is_given_again_once_asked_with_the_same_bytes(talk: Talk) -> None:
+    exchange = talk.arrive([TASK])
+    talk.answer(exchange, "ok")
+    assert talk.conversation.repeated(exchange.body, retried=False) is None
+    exchange.delivered = False
+    assert talk.conversation.repeated(exchange.body, retried=False) is exchange
+    assert talk.conversation.repeated(exchange.body, retried=False) is None
+    assert talk.conversation.repeated(exchange.body, retried=True) is exchange
+    assert talk.conversation.repeated(b"other", retried=True) is None
+
+
+def test_an_answer_that_was_built_on_is_never_given_again(talk: Talk) -> None:
+    exchange = talk.arrive([TASK])
+    told = talk.answer(exchange, "ok")
+    talk.arrive([TASK, told, TASK])
+    assert talk.conversation.repeated(exchange.body, retried=True) is None
+
+
+def test_a_long_conversation_is_held_once(talk: Talk) -> None:
+    messages = [TASK]
+    exchanges = []
+    for _ in range(5):
+        exchange = talk.arrive(messages)
+        exchanges.append(exchange)
+        messages = [*messages, talk.answer(exchange, "ok"), TASK]
+    buffers = {exchange.sequence.base is exchanges[-1].sequence for exchange in exchanges[:-1]}
+    assert buffers == {True}

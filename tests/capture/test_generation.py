@@ -1,0 +1,56 @@
+import math
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from stub_engine import StubEngine, serve_stub
+
+from clawexp.capture.generation import Sampler
+from clawexp.capture.tokenizer import Tokenizer
+from clawexp.engine.client import EngineClient
+from clawexp.errors import CaptureError, EngineError
+
+
+@pytest_asyncio.fixture
+async def engine(tokenizer: Tokenizer) -> AsyncIterator[StubEngine]:
+    async with serve_stub(tokenizer) as stub:
+        yield stub
+
+
+@pytest_asyncio.fixture
+async def sampler(engine: StubEngine, tokenizer: Tokenizer) -> AsyncIterator[Sampler]:
+    async with EngineClient(engine.url, "secret", 10.0) as client:
+        yield Sampler(client, [tokenizer.encode("<|im_end|>")[0]], retries=1)
+
+
+async def test_a_fault_is_tried_again_with_the_same_key(engine: StubEngine, sampler: Sampler) -> None:
+    engine.failures = 1
+    generation = await sampler.sample([1, 2], 1.0, 9, "3/r/0")
+    assert len(generation.ids) == len(generation.logprobs)
+    assert [request["request_id"] for request in engine.requests] == ["3/r/0", "3/r/0"]
+
+
+async def test_an_engine_that_stays_down_is_an_engine_error(engine: StubEngine, sampler: Sampler) -> None:
+    engine.failures = 2
+    with pytest.raises(EngineError):
+        await sampler.sample([1, 2], 1.0, 9, "3/r/0")
+    assert len(engine.requests) == 2
+
+
+async def test_more_ids_than_asked_for_are_refused(engine: StubEngine, sampler: Sampler) -> None:
+    engine.say("the weather is fine")
+    with pytest.raises(CaptureError, match="limit"):
+        await sampler.sample([1], 1.0, 2, "k")
+
+
+@pytest.mark.parametrize("logprob", [0.5, math.nan, -math.inf])
+async def test_logprobs_of_no_probability_are_refused(engine: StubEngine, sampler: Sampler, logprob: float) -> None:
+    engine.say("", logprobs={"content": [{"logprob": logprob}]})
+    with pytest.raises(CaptureError, match="logarithms"):
+        await sampler.sample([1], 1.0, 9, "k")
+
+
+async def test_an_engine_that_swallows_the_stop_token_is_refused(engine: StubEngine, sampler: Sampler) -> None:
+    engine.say("ok", stop=False, finish_reason="stop")
+    with pytest.raises(CaptureError, match="stop token"):
+        await sampler.sample([1], 1.0, 9, "k")

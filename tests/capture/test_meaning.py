@@ -1,0 +1,61 @@
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawexp.capture.meaning import answer_meanings, meaning, stringify, tools_meaning
+from clawexp.capture.message import Message, ToolCall
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def call(arguments: object, call_id: str = "") -> Message:
+    return Message(role="assistant", content="Hm.", tool_calls=(ToolCall("read", arguments, call_id),))
+
+
+@given(arguments=st.dictionaries(st.text(max_size=4), JSON, max_size=4))
+def test_arguments_that_went_through_a_harness_mean_the_same(arguments: dict[str, object]) -> None:
+    echoed = json.loads(stringify(arguments))
+    assert meaning(call(arguments, "a")) == meaning(call(echoed, "b"))
+    assert stringify(echoed) == stringify(arguments)
+
+
+def test_text_is_compact_and_raw() -> None:
+    assert stringify({"a": 1.0, "b": [True, None], "c": 'é☕"\n'}) == '{"a":1,"b":[true,null],"c":"é☕\\"\\n"}'
+
+
+def test_half_a_surrogate_pair_is_escaped_as_javascript_does() -> None:
+    assert stringify({"a": "\ud83d"}) == '{"a":"\\ud83d"}'
+
+
+def test_large_numbers_are_compared_as_doubles() -> None:
+    assert meaning(call({"n": 2**60 + 1})) == meaning(call({"n": 2**60}))
+
+
+def test_other_words_other_arguments_and_other_roles_mean_something_else() -> None:
+    messages = [
+        call({"a": 1}),
+        call({"a": 2}),
+        call({"a": "1"}),
+        Message(role="assistant", content="Hm."),
+        Message(role="assistant", content="Ha."),
+        Message(role="user", content="Hm."),
+        Message(role="user", content="Hm. "),
+    ]
+    assert len({meaning(message) for message in messages}) == len(messages)
+
+
+def test_an_answer_may_come_back_without_its_reasoning_but_not_with_another() -> None:
+    answer = Message(role="assistant", content="Hm.", reasoning="because")
+    assert meaning(Message(role="assistant", content="Hm.")) in answer_meanings(answer)
+    assert meaning(answer) in answer_meanings(answer)
+    assert meaning(Message(role="assistant", content="Hm.", reasoning="why not")) not in answer_meanings(answer)
+
+
+def test_tools_are_compared_as_they_are_rendered() -> None:
+    a, b = {"function": {"name": "a"}}, {"function": {"name": "b"}}
+    assert tools_meaning((a, b)) != tools_meaning((b, a))
