@@ -34,17 +34,22 @@ def checkpoint_folder(path: str) -> Path:
     if kind == "package":
         folder = Path(__file__).parents[1] / "checkpoints" / name
     elif kind == "cache":
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = cache / "clawexp" / "models" / name
+        folder = cache_folder(path)
     else:
         folder = Path(path)
         if not folder.is_absolute():
             raise ConfigError(f"model.path {path!r} is neither absolute nor package:NAME nor cache:NAME")
     missing = [file for file in FILES if not (folder / file).is_file()]
     if missing:
-        cure = "run `python -m clawexp prepare`" if kind == "cache" else "check model.path"
+        cure = f"run: python -m clawexp prepare model={name}" if kind == "cache" else "check model.path"
         raise ConfigError(f"model.path {path!r}: no {' and no '.join(missing)} in {folder}; {cure}")
     return folder
+
+
+def cache_folder(path: str) -> Path:
+    """The folder of `cache:NAME`, whether it is there or not."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "clawexp" / "models" / path.partition(":")[2]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,141 @@
+"""The engine URL contract, from the asking side. No torch.
+
+Token ids go in, sampled ids with their logprobs and weight versions come out: the shape of vLLM's
+`POST /inference/v1/generate`, with health, load and score beside it.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import aiohttp
+
+from clawexp.errors import EngineError
+from clawexp.records import Span
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """What an engine sampled. `Generation(ids=(3, 9), logprobs=(-0.1, -2.3), finish_reason="stop", ...)`"""
+
+    ids: tuple[int, ...]
+    """Ends with the stop id where one was sampled."""
+    logprobs: tuple[float, ...]
+    """Of each id under the sampling distribution."""
+    finish_reason: Literal["stop", "length"]
+    spans: tuple[Span, ...]
+    """Cover the ids, in order."""
+
+
+class EngineClient:
+    """A connection to one engine; `async with` opens and closes it. Every fault is an EngineError."""
+
+    def __init__(self, url: str, key: str, timeout_s: float) -> None:
+        self.url, self.key = url, key
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            headers={"Authorization": f"Bearer {self.key}"},
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+            connector=aiohttp.TCPConnector(limit=0),
+            trust_env=False,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._session.close()
+
+    async def generate(
+        self, ids: Sequence[int], *, temperature: float, max_tokens: int, stop_ids: Sequence[int], key: str
+    ) -> Generation:
+        """Sample an answer to a prompt. `key` names the call; an embedded engine draws its randomness from it.
+
+        Cancelling closes the connection, which ends the generation in the engine.
+        """
+        answer = await self._ask(
+            "POST",
+            "/inference/v1/generate",
+            {
+                "request_id": key,
+                "token_ids": list(ids),
+                "sampling_params": {
+                    "temperature": temperature,
+                    "max_tokens": max_tokens,
+                    "stop_token_ids": list(stop_ids),
+                    "logprobs": 0,
+                },
+            },
+        )
+        try:
+            return _generation(answer)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise EngineError(f"the engine at {self.url} broke its contract: {error!r} in {answer!r:.500}") from error
+
+    async def load(self, path: Path, version: int) -> None:
+        """Take the weights of a checkpoint folder; what is sampled from then on is of this version."""
+        await self._ask("POST", "/load", {"path": str(path), "version": version})
+
+    async def score(self, ids: Sequence[int]) -> list[float]:
+        """Logprob of each id but the first, given those before it, at temperature 1."""
+        answer = await self._ask("POST", "/score", {"token_ids": list(ids)})
+        logprobs = answer.get("logprobs")
+        if not isinstance(logprobs, list) or len(logprobs) != len(ids) - 1:
+            raise EngineError(f"the engine at {self.url} scored {len(ids)} ids with {logprobs!r:.200}")
+        return [float(logprob) for logprob in logprobs]
+
+    async def pause(self) -> None:
+        """Hold every generation where it is."""
+        await self._ask("POST", "/pause", {})
+
+    async def resume(self) -> None:
+        await self._ask("POST", "/resume", {})
+
+    async def health(self) -> int:
+        """The version of the weights it serves."""
+        answer = await self._ask("GET", "/health", None)
+        version = answer.get("version")
+        if not isinstance(version, int):
+            raise EngineError(f"the engine at {self.url} names no version: {answer!r:.200}")
+        return version
+
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        try:
+            async with self._session.request(method, self.url + path, json=body) as response:
+                text = await response.text()
+                if response.status != 200:
+                    raise EngineError(f"the engine answered {path} with {response.status}: {text[:500]}")
+                answer = await response.json()
+        except (TimeoutError, aiohttp.ClientError, ValueError) as error:
+            what = f"within {self._timeout_s:g} s" if isinstance(error, asyncio.TimeoutError) else f"({error!r})"
+            raise EngineError(f"the engine at {self.url} did not answer {path} {what}") from error
+        if not isinstance(answer, dict):
+            raise EngineError(f"the engine answered {path} with {answer!r:.200}")
+        return answer
+
+
+def _generation(answer: dict[str, Any]) -> Generation:
+    choice = answer["choices"][0]
+    ids = tuple(int(token) for token in choice["token_ids"])
+    logprobs = tuple(float(entry["logprob"]) for entry in choice["logprobs"]["content"])
+    spans = tuple(
+        Span(version=int(span["version"]), start=int(span["start"]), end=int(span["end"]))
+        for span in answer["weight_versions"]
+    )
+    if not ids or len(logprobs) != len(ids):
+        raise ValueError(f"{len(ids)} ids with {len(logprobs)} logprobs")
+    edges = [0, *(span.end for span in spans)]
+    covered = all(span.start == start for span, start in itertools.zip_longest(spans, edges[:-1]))
+    if not covered or edges[-1] != len(ids):
+        raise ValueError(f"versions do not cover {len(ids)} ids")
+    reason = choice["finish_reason"]
+    if reason not in ("stop", "length"):
+        raise ValueError(f"finish reason {reason!r}")
+    return Generation(ids=ids, logprobs=logprobs, finish_reason=reason, spans=spans)

@@ -1,0 +1,148 @@
+"""The forward passes of generation, over the slots' keys and values.
+
+Shapes: N rows of a step, G key/value heads, H query heads, D head_dim, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from clawexp.engine.cache import SlotCache
+from clawexp.model.decoder import Policy
+from clawexp.model.target_head import target_logprobs
+
+See = Callable[[int, Tensor], Tensor]
+"""Layer and queries [N, H, D] of the slots in a step -> what they see, [N, H, D]."""
+
+
+class Forward:
+    """Prompt chunks and single tokens through the policy, into the cache."""
+
+    def __init__(self, policy: Policy, cache: SlotCache, slots: int, fixed_batch: bool) -> None:
+        self._policy, self._cache, self._slots = policy, cache, slots
+        self._fixed_batch = fixed_batch
+        """Every step computes all slots, and attention slot by slot: bits do not depend on who else is there."""
+
+    def chunk(self, slot: int, ids: NDArray[np.int64]) -> Tensor:
+        """Compute the next tokens of a slot's prompt -> logits [1, V] after the last of them."""
+        cache, start = self._cache, self._cache.length(slot)
+        end = start + len(ids)
+        cache.reserve(end)
+        visible = torch.ones(len(ids), end, dtype=torch.bool).tril(start)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            keys, values = cache.keys[layer, slot, :, :end], cache.values[layer, slot, :, :end]
+            keys[:, start:], values[:, start:] = k.transpose(0, 1), v.transpose(0, 1)
+            # [N, H, D] -> [H/G, G, N, D]: the query heads of one key head are a batch over the same keys.
+            grouped = q.unflatten(1, (len(keys), -1)).permute(2, 1, 0, 3)
+            keys, values = (x.expand(len(grouped), -1, -1, -1) for x in (keys, values))
+            out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=visible)
+            return out.permute(2, 1, 0, 3).flatten(1)
+
+        hidden = self._hidden(torch.from_numpy(ids), torch.arange(start, end), attend)
+        cache.extend(slot, ids)
+        return self._policy.logits(self._policy.final(hidden[-1:]))
+
+    def step(self, slots: Sequence[int], ids: Sequence[int]) -> Tensor:
+        """Compute one more token in each of the given slots -> logits [len(slots), V]."""
+        cache, lengths = self._cache, [self._cache.length(slot) for slot in slots]
+        end = max(lengths) + 1
+        cache.reserve(end)
+        slot, length = torch.tensor(slots), torch.tensor(lengths)
+        row = slot if self._fixed_batch else torch.arange(len(slots))
+        token = torch.zeros(self._slots if self._fixed_batch else len(slots), dtype=torch.int64)
+        position = torch.zeros_like(token)
+        token[row], position[row] = torch.tensor(ids), length
+        see = self._slot_by_slot(slots, lengths) if self._sparse(slots) else self._together(slot, length, end)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            cache.keys[layer, slot, :, length] = k[row]
+            cache.values[layer, slot, :, length] = v[row]
+            seen = torch.zeros_like(q)
+            seen[row] = see(layer, q[row])
+            return seen
+
+        hidden = self._hidden(token, position, attend)
+        for number, taken in zip(slots, ids, strict=True):
+            cache.extend(number, taken)
+        return self._policy.logits(self._policy.final(hidden))[row]
+
+    def _sparse(self, slots: Sequence[int]) -> bool:
+        """Whether one kernel over all slots up to the last would be mostly idle."""
+        return self._fixed_batch or 2 * len(slots) <= max(slots)
+
+    def _slot_by_slot(self, slots: Sequence[int], lengths: Sequence[int]) -> See:
+        cache = self._cache
+
+        def see(layer: int, q: Tensor) -> Tensor:
+            q = self._grouped(q)
+            seen = [
+                F.scaled_dot_product_attention(
+                    q[row : row + 1],
+                    cache.keys[layer, slot : slot + 1, :, : length + 1],
+                    cache.values[layer, slot : slot + 1, :, : length + 1],
+                )
+                for row, (slot, length) in enumerate(zip(slots, lengths, strict=True))
+            ]
+            return torch.cat(seen).flatten(1, 2)
+
+        return see
+
+    def _together(self, slot: Tensor, length: Tensor, end: int) -> See:
+        cache, count = self._cache, int(slot.max()) + 1
+        last = torch.zeros(count, dtype=torch.int64)
+        last[slot] = length
+        visible = (torch.arange(end) <= last[:, None])[:, None, None]
+
+        def see(layer: int, q: Tensor) -> Tensor:
+            spread = q.new_zeros(count, *q.shape[1:])
+            spread[slot] = q
+            keys, values = cache.keys[layer, :count, :, :end], cache.values[layer, :count, :, :end]
+            seen = F.scaled_dot_product_attention(self._grouped(spread), keys, values, attn_mask=visible)
+            return seen.flatten(1, 2)[slot]
+
+        return see
+
+    def _grouped(self, q: Tensor) -> Tensor:
+        """[N, H, D] -> [N, G, H/G, D]: the query heads of one key head stand where query positions would."""
+        return q.unflatten(1, (self._policy.shape.kv_heads, -1))
+
+    def _hidden(self, ids: Tensor, position: Tensor, attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        hidden, rope = self._policy.embed(ids), self._policy.rope(position)
+        for number, layer in enumerate(self._policy.layers):
+            hidden = layer(hidden, rope, partial(attend, number))
+        return hidden
+
+
+def score(policy: Policy, ids: Sequence[int]) -> list[float]:
+    """Logprob of each id but the first, given those before it, at temperature 1."""
+    tokens = torch.tensor(ids)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return seen[0].transpose(0, 1)
+
+    hidden, rope = policy.embed(tokens[:-1]), policy.rope(torch.arange(len(tokens) - 1))
+    for layer in policy.layers:
+        hidden = layer(hidden, rope, attend)
+    final = policy.final(hidden)
+    return target_logprobs(final, policy.head, tokens[1:], 1.0, None).tolist()
+
+
+def sample(logits: Tensor, temperature: Sequence[float], chance: Sequence[float]) -> tuple[list[int], list[float]]:
+    """Draw one id from each row of logits [N, V] by inverting its distribution function at `chance` in [0, 1).
+
+    Returns ids and their logprobs under softmax(logits / temperature).
+    """
+    logprobs = (logits / torch.tensor(temperature)[:, None]).log_softmax(-1)
+    # In float64: a float32 sum over a large vocabulary would lose its rare ids.
+    reached = logprobs.exp().cumsum(-1, dtype=torch.float64)
+    want = torch.tensor(chance, dtype=torch.float64)[:, None] * reached[:, -1:]
+    ids = torch.searchsorted(reached, want, right=True).clamp(max=logits.shape[1] - 1)
+    return ids[:, 0].tolist(), logprobs.gather(1, ids)[:, 0].tolist()

@@ -1,0 +1,85 @@
+"""The embedded engine as a program: `python -m clawexp.engine.server`, its settings as JSON on stdin.
+
+It prints `ready PORT` when it serves, on loopback alone, and dies with the process that started it.
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from aiohttp import web
+
+from clawexp.engine.routes import application
+from clawexp.engine.scheduler import Scheduler
+from clawexp.model.decoder import Policy
+
+KEEP_ALIVE_S = 3600.0
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the program reads from stdin."""
+
+    checkpoint: str
+    key: str
+    """The bearer key that every request must carry."""
+    parent: int
+    """The process that must outlive this one."""
+    seed: int
+    slots: int
+    prefill_chunk: int
+    context: int
+    deterministic: bool
+    threads: int
+
+
+async def serve(settings: Settings) -> None:
+    """Serve until SIGTERM."""
+    policy = Policy.load(Path(settings.checkpoint)).requires_grad_(False)
+    scheduler = Scheduler(
+        policy,
+        seed=settings.seed,
+        slots=settings.slots,
+        prefill_chunk=settings.prefill_chunk,
+        context=settings.context,
+        deterministic=settings.deterministic,
+    )
+    # A client that leaves cancels its handler, and with it the generation.
+    runner = web.AppRunner(
+        application(scheduler, settings.key),
+        handler_cancellation=True,
+        keepalive_timeout=KEEP_ALIVE_S,
+        access_log=None,
+        shutdown_timeout=0.5,
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    print(f"ready {runner.addresses[0][1]}", flush=True)  # noqa: T201
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with asyncio.TaskGroup() as group:
+        work = group.create_task(scheduler.run())
+        await stop.wait()
+        work.cancel()
+    await runner.cleanup()
+
+
+def main() -> None:
+    settings = Settings(**json.load(sys.stdin))
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != settings.parent:  # it died before the call above
+        raise SystemExit("the process that started the engine is gone")
+    torch.set_num_threads(settings.threads)
+    asyncio.run(serve(settings))
+
+
+if __name__ == "__main__":
+    main()
