@@ -7,9 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Edge = Literal[
-    "continue", "tool", "retry_infra", "retry_model", "compaction", "subagent", "rewrite", "duplicate"
-]
+Edge = Literal["continue", "tool", "retry_infra", "retry_model", "compaction", "subagent", "rewrite", "duplicate"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

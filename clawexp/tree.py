@@ -51,9 +51,7 @@ class Tree:
             while path and path[-1] != segment.parent:
                 path.pop()
             if not path and (segment.parent != -1 or segment.sampled):
-                problem = (
-                    "is an answer without a prompt" if segment.parent == -1 else "is not in depth-first order"
-                )
+                problem = "is an answer without a prompt" if segment.parent == -1 else "is not in depth-first order"
                 raise LearnerError(
                     f"rollout {', '.join(self.rollouts)}, call {', '.join(segment.calls)}: "
                     f"segment {index} {problem}. Report it with the journal of the rollout."
@@ -137,8 +135,7 @@ def _check(call: Call) -> None:
         problem = f"the version spans do not cover the {len(call.sampled_ids)} sampled ids: {call.spans}"
     if problem:
         raise LearnerError(
-            f"rollout {call.rollout_id}, call {call.call_id}: {problem}. It cannot be scored; "
-            "leave the rollout out."
+            f"rollout {call.rollout_id}, call {call.call_id}: {problem}. It cannot be scored; leave the rollout out."
         )
 
 
@@ -220,9 +217,7 @@ def _judge(tree: Tree, calls: Mapping[str, Call]) -> Tree:
             for call in attempts:
                 if call not in used:
                     edges |= dict.fromkeys(answers[call.call_id], _retried(call))
-    segments = (
-        replace(segment, edge=edges.get(index, segment.edge)) for index, segment in enumerate(tree.segments)
-    )
+    segments = (replace(segment, edge=edges.get(index, segment.edge)) for index, segment in enumerate(tree.segments))
     return replace(tree, segments=tuple(segments))
 
 

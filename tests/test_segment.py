@@ -46,7 +46,7 @@ def test_a_cut_divides_ids_logprobs_and_versions_alike():
     ],
 )
 def test_a_segment_whose_columns_disagree_cannot_be_made(broken):
-    with pytest.raises(ValueError, match="logprobs|pair"):
+    with pytest.raises(ValueError, match=r"logprobs|pair"):
         answer([5, 6], **broken)
 
 

@@ -1,3 +1,4 @@
+import itertools
 import os
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from clawexp.records import Span
 from clawexp.segment import Segment
 from clawexp.tree import Split, Tree, grow
 
-SESSIONS = int(os.environ.get("CLAWEXP_FUZZ_SESSIONS", "1500"))
+SESSIONS = int(os.environ.get("CLAWEXP_FUZZ_SESSIONS", "600"))
 
 
 def shape(tree):
@@ -18,14 +19,16 @@ def shape(tree):
     return [(s.ids.tolist(), s.parent, s.sampled, s.edge) for s in tree.segments]
 
 
+def agreement(a, b):
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
+
+
 def shared_lengths(calls):
     """How much of each prompt any earlier call spells, by comparing it with each of them."""
     lengths = []
     for number, later in enumerate(calls):
         wholes = [earlier.prompt_ids + earlier.sampled_ids for earlier in calls[:number]]
-        lengths.append(
-            max((len(os.path.commonprefix([whole, later.prompt_ids])) for whole in wholes), default=0)
-        )
+        lengths.append(max((agreement(whole, later.prompt_ids) for whole in wholes), default=0))
     return lengths
 
 
@@ -60,7 +63,7 @@ def test_random_sessions_grow_into_the_tree_that_comparing_all_pairs_gives():
 
 
 def test_random_sessions_are_spelt_exactly_with_each_sampled_token_once():
-    for seed in range(200):
+    for seed in range(100):
         attempt = random_rollout(seed)
         tree = grow(attempt)
         sampled = sum(len(segment.ids) for segment in tree.segments if segment.sampled)

@@ -1,0 +1,242 @@
+"""Batches -> new weights and metrics, in one process. Knows nothing of harnesses or rollouts."""
+
+import os
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from clawexp.batch import split, trained, tree_token_ratio, validate
+from clawexp.errors import LearnerError
+from clawexp.model.decoder import Policy
+from clawexp.model.tree_pass import TokenLoss, TreeTokens, tree_backward, tree_logprobs
+from clawexp.spec import LearnerOptions
+
+STATE = "learner.pt"
+# What an engine needs beside weights and config.json: the tokenizer, its template, generation settings.
+COMPANIONS = ("*token*.json", "*.jinja", "vocab.json", "merges.txt", "generation_config.json")
+
+
+class Objective(Protocol):
+    """The part of an algorithm that the learner asks."""
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def betas(self) -> tuple[float, float]: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def warmup_steps(self) -> int: ...
+    @property
+    def grad_clip(self) -> float: ...
+    @property
+    def recompute_old(self) -> bool: ...
+
+    def loss(
+        self,
+        logprob: Tensor,
+        old_logprob: Tensor,
+        behaviour_logprob: Tensor,
+        positive: Tensor,
+        negative: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]: ...
+
+
+class Learner:
+    """A policy in training. `step` counts updates asked for, `version` those that changed the weights."""
+
+    def __init__(self, options: LearnerOptions, folder: Path, algo: Objective, temperature: float) -> None:
+        """Start from the checkpoint in `folder`. Logprobs are those of sampling at `temperature`."""
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        self.options, self.folder, self.algo, self.temperature = options, folder, algo, temperature
+        self.policy = Policy.load(folder)
+        self.optimiser = torch.optim.AdamW(
+            self.policy.parameters(), lr=algo.lr, betas=algo.betas, weight_decay=algo.weight_decay
+        )
+        self.step = self.version = 0
+
+    def update(self, batch: TensorDict) -> dict[str, float]:
+        """One optimiser step on a batch of `clawexp.batch`; metrics named `learner/...`.
+
+        Where the batch has no `old_logprob` and `recompute_old` is off, the policy before the update is the
+        old one: the ratio is 1, its gradient is right, and no second pass is made. For several updates on one
+        batch, give it `with_old_logprob` first. A batch without loss changes nothing: `learner/skipped` is 1.
+        Raises LearnerError for a broken batch or a gradient that is not finite; the weights are unchanged.
+        """
+        started = time.perf_counter()
+        validate(batch)
+        self.step += 1
+        loss_at = trained(batch)
+        metrics = {
+            "learner/skipped": float(not loss_at.any()),
+            "learner/tree_token_ratio": tree_token_ratio(batch),
+            "learner/unique_tokens": float(len(loss_at)),
+            "learner/trained_tokens": float(loss_at.sum()),
+        }
+        if loss_at.any():
+            if self.algo.recompute_old and "old_logprob" not in batch:
+                batch = self.with_old_logprob(batch)
+            metrics |= self._forward_backward(batch)
+            metrics |= self._optimise()
+        metrics["learner/version"] = float(self.version)
+        metrics["learner/tokens_per_s"] = len(loss_at) / (time.perf_counter() - started)
+        return metrics
+
+    def with_old_logprob(self, batch: TensorDict) -> TensorDict:
+        """The same batch with `old_logprob` of the policy as it is now."""
+        old = torch.zeros(len(batch["input_ids"]))
+        old[trained(batch)] = self._logprobs(batch).to(old.dtype)
+        return TensorDict({**dict(batch.items()), "old_logprob": old}, batch_size=[])
+
+    def evaluate_loss(self, batch: TensorDict) -> float:
+        """The loss that `update` would report, without changing anything."""
+        validate(batch)
+        loss, _ = self._loss(batch, self._logprobs(batch), trained(batch))
+        return loss.item()
+
+    def _logprobs(self, batch: TensorDict) -> Tensor:
+        """Of the tokens that carry loss, in order."""
+        logprobs = [self.policy.embedding.new_empty(0)]
+        for part in split(batch, self.options.token_budget):
+            tokens, targets = _tokens(part), trained(part).nonzero().flatten()
+            logprobs.append(tree_logprobs(self.policy, tokens, targets, self.temperature, self.options.tree_pass))
+        return torch.cat(logprobs)
+
+    def _loss(self, batch: TensorDict, logprob: Tensor, where: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Of the tokens `where`, a mask or indices, whose logprobs are given."""
+        old = batch["old_logprob"][where] if "old_logprob" in batch else logprob.detach()
+        columns = (batch[key][where] for key in ("behaviour_logprob", "positive", "negative"))
+        return self.algo.loss(logprob, old, *columns)
+
+    def _forward_backward(self, batch: TensorDict) -> dict[str, float]:
+        """Add up the gradient over micro-batches."""
+        totals: dict[str, float] = defaultdict(float)
+        logprobs, entropies = [], []
+        self.optimiser.zero_grad()
+        for part in split(batch, self.options.token_budget):
+            targets = trained(part).nonzero().flatten()
+            entropy = self.policy.embedding.new_empty(len(targets))
+            token_loss = self._token_loss(part, targets, totals)
+            mode, temperature = self.options.tree_pass, self.temperature
+            logprobs.append(
+                tree_backward(self.policy, _tokens(part), targets, token_loss, temperature, mode, entropy_out=entropy)
+            )
+            entropies.append(entropy)
+        logprob = torch.cat(logprobs)
+        return {
+            "learner/loss": totals["loss"],
+            "learner/clip_fraction": totals["clipped"] / len(logprob),
+            "learner/tis_fraction": totals["truncated"] / len(logprob),
+            "learner/entropy": torch.cat(entropies).mean().item(),
+            **mismatch(batch["behaviour_logprob"][trained(batch)], logprob),
+        }
+
+    def _token_loss(self, part: TensorDict, targets: Tensor, totals: dict[str, float]) -> TokenLoss:
+        def token_loss(logprob: Tensor, which: Tensor) -> Tensor:
+            loss, counts = self._loss(part, logprob, targets[which])
+            for name, value in {"loss": loss.detach(), **counts}.items():
+                totals[name] += value.item()
+            return loss
+
+        return token_loss
+
+    def _optimise(self) -> dict[str, float]:
+        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.algo.grad_clip)
+        if not norm.isfinite():
+            raise LearnerError(
+                f"update {self.version + 1}: the norm of the gradient is {norm.item()}. The weights are "
+                "unchanged; look at learner/delta_logprob_p999 of the steps before, and lower algo.lr."
+            )
+        warmth = min(1.0, (self.version + 1) / max(self.algo.warmup_steps, 1))
+        for group in self.optimiser.param_groups:
+            group["lr"] = self.algo.lr * warmth
+        self.optimiser.step()
+        self.version += 1
+        return {"learner/grad_norm": norm.item(), "learner/lr": self.algo.lr * warmth}
+
+    def save(self, folder: Path) -> None:
+        """Write all that `resume` needs. `folder` appears whole or not at all, and replaces an older one."""
+        state = {
+            "policy": self.policy.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "step": self.step,
+            "version": self.version,
+            "rng": torch.get_rng_state(),
+        }
+        with _whole(folder) as partial:
+            torch.save(state, partial / STATE)
+
+    def resume(self, folder: Path) -> None:
+        """Take up what `save` wrote, to the bit. Raises LearnerError where it does not fit."""
+        try:
+            state = torch.load(folder / STATE, weights_only=True)
+            self.policy.load_state_dict(state["policy"])
+            self.optimiser.load_state_dict(state["optimiser"])
+        except (OSError, RuntimeError, ValueError, KeyError) as error:
+            raise LearnerError(f"{folder / STATE} does not fit this learner: {error}") from error
+        self.step, self.version = state["step"], state["version"]
+        torch.set_rng_state(state["rng"])
+
+    def export(self, folder: Path) -> None:
+        """Write a Hugging Face checkpoint that an engine can serve. `folder` appears whole or not at all."""
+        with _whole(folder) as partial:
+            self.policy.save(partial)
+            for file in {file for pattern in COMPANIONS for file in self.folder.glob(pattern)}:
+                shutil.copyfile(file, partial / file.name)
+
+
+def mismatch(behaviour: Tensor, logprob: Tensor) -> dict[str, float]:
+    """How far the logprobs of engine and learner differ on the same sampled tokens, both [n].
+
+    `kl_k3` estimates KL(behaviour || learner) as the mean of ratio - 1 - log ratio; `ess` is the effective
+    sample size of untruncated importance weights as a share of n; `pearson` is of probabilities.
+    """
+    behaviour, logprob = behaviour.double(), logprob.double()
+    delta = logprob - behaviour
+    ratio, count = delta.exp(), len(delta)
+    metrics = {
+        "learner/kl_k3": (ratio - 1 - delta).mean().item(),
+        "learner/delta_logprob_mean": delta.abs().mean().item(),
+        "learner/delta_logprob_p999": delta.abs().kthvalue(max(1, round(0.999 * count))).values.item(),
+        "learner/ess": (ratio.sum().square() / (count * ratio.square().sum())).item(),
+    }
+    chances = torch.stack((behaviour.exp(), logprob.exp()))
+    if count > 1 and bool((chances.std(1) > 0).all()):
+        metrics["learner/pearson"] = chances.corrcoef()[0, 1].item()
+    return metrics
+
+
+def _tokens(part: TensorDict) -> TreeTokens:
+    return TreeTokens(input_ids=part["input_ids"], position=part["position"], parent=part["parent"])
+
+
+@contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which takes the name `folder` once all its bytes are on disk."""
+    partial, old = (folder.with_name(f".{folder.name}.{word}") for word in ("partial", "old"))
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    yield partial
+    for path in (*partial.iterdir(), partial):
+        _sync(path)
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+    partial.rename(folder)
+    _sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
