@@ -4,7 +4,7 @@ import os
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -14,8 +14,8 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from clawexp.batch import split, trained, tree_token_ratio, validate
-from clawexp.errors import LearnerError
-from clawexp.model.decoder import Policy
+from clawexp.errors import ConfigError, LearnerError
+from clawexp.model.decoder import Policy, read_weights
 from clawexp.model.tree_pass import TokenLoss, TreeTokens, tree_backward, tree_logprobs
 from clawexp.spec import LearnerOptions
 
@@ -163,35 +163,48 @@ class Learner:
         self.version += 1
         return {"learner/grad_norm": norm.item(), "learner/lr": self.algo.lr * warmth}
 
+    def score(self, ids: Sequence[int]) -> Tensor:
+        """Logprob of each id but the first given those before it, at temperature 1, float32 [n - 1]."""
+        place = torch.arange(len(ids))
+        tokens = TreeTokens(input_ids=torch.tensor(ids), position=place, parent=place - 1)
+        return tree_logprobs(self.policy, tokens, place[1:], 1.0, self.options.tree_pass)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.policy.shape.vocab
+
     def save(self, folder: Path) -> None:
-        """Write all that `resume` needs. `folder` appears whole or not at all, and replaces an older one."""
+        """Write all that `resume` needs beside an `export`. `folder` appears whole, and replaces an older one."""
         state = {
-            "policy": self.policy.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "step": self.step,
             "version": self.version,
             "rng": torch.get_rng_state(),
         }
         with _whole(folder) as partial:
+            self._write_policy(partial)
             torch.save(state, partial / STATE)
 
     def resume(self, folder: Path) -> None:
         """Take up what `save` wrote, to the bit. Raises LearnerError where it does not fit."""
         try:
             state = torch.load(folder / STATE, weights_only=True)
-            self.policy.load_state_dict(state["policy"])
+            self.policy.take(read_weights(folder))
             self.optimiser.load_state_dict(state["optimiser"])
-        except (OSError, RuntimeError, ValueError, KeyError) as error:
-            raise LearnerError(f"{folder / STATE} does not fit this learner: {error}") from error
+        except (OSError, RuntimeError, ValueError, KeyError, ConfigError) as error:
+            raise LearnerError(f"checkpoint {folder} does not fit this learner: {error}") from error
         self.step, self.version = state["step"], state["version"]
         torch.set_rng_state(state["rng"])
 
     def export(self, folder: Path) -> None:
-        """Write a Hugging Face checkpoint that an engine can serve. `folder` appears whole or not at all."""
+        """Write a Hugging Face checkpoint that an engine can serve. `folder` appears whole, replacing an older one."""
         with _whole(folder) as partial:
-            self.policy.save(partial)
-            for file in {file for pattern in COMPANIONS for file in self.folder.glob(pattern)}:
-                shutil.copyfile(file, partial / file.name)
+            self._write_policy(partial)
+
+    def _write_policy(self, folder: Path) -> None:
+        self.policy.save(folder)
+        for file in {file for pattern in COMPANIONS for file in self.folder.glob(pattern)}:
+            shutil.copyfile(file, folder / file.name)
 
 
 def mismatch(behaviour: Tensor, logprob: Tensor) -> dict[str, float]:

@@ -8,6 +8,7 @@ import torch
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from sessions import call, random_rollout, rollout, tiny_policy
 
 from clawexp.algo.grpo import Grpo
@@ -28,7 +29,6 @@ FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthChec
 def option(file: str, **other: Any) -> dict[str, Any]:
     fields = yaml.safe_load((CONF / file).read_text())
     del fields["_target_"]
-    fields = {key: float(value) if key == "lr" else value for key, value in fields.items()}
     return fields | other
 
 
@@ -314,14 +314,26 @@ def test_a_checkpoint_replaces_an_older_one_and_leaves_nothing_beside_it(tmp_pat
     assert fresh.version == 1
 
 
+def test_a_checkpoint_can_be_loaded_as_a_model_and_scored_alike(tmp_path):
+    learner = make(tmp_path / "policy")
+    learner.update(batch_of())
+    learner.save(tmp_path / "step-00001")
+    fresh = make(tmp_path / "step-00001")
+    assert fresh.evaluate_loss(batch_of(1)) == learner.evaluate_loss(batch_of(1))
+    scores = learner.score([1, 4, 9])
+    assert torch.equal(fresh.score([1, 4, 9]), scores)
+    learner.temperature = 1.0
+    torch.testing.assert_close(scores[0], next_token_chances(learner, [1])[4].log())
+    torch.testing.assert_close(scores[1], next_token_chances(learner, [1, 4])[9].log())
+
+
 def test_a_checkpoint_that_is_not_there_or_of_another_model_is_refused(tmp_path):
     learner = make(tmp_path / "policy")
     with pytest.raises(LearnerError, match=r"step-00009.*does not fit"):
         learner.resume(tmp_path / "step-00009")
     learner.save(tmp_path / "one")
-    saved = torch.load(tmp_path / "one" / "learner.pt", weights_only=True)
-    saved["policy"]["norm"] = torch.ones(3)
-    torch.save(saved, tmp_path / "one" / "learner.pt")
+    weights = load_file(tmp_path / "one" / "model.safetensors")
+    save_file(weights | {"model.norm.weight": torch.ones(3)}, tmp_path / "one" / "model.safetensors")
     with pytest.raises(LearnerError, match="does not fit"):
         learner.resume(tmp_path / "one")
 
