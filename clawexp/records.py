@@ -166,9 +166,7 @@ class Edit:
     after: Any
 
 
-Cause = Literal[
-    "root", "continue", "template", "reminder", "compaction", "subagent", "retry", "rewrite", "tool_schema"
-]
+Cause = Literal["root", "continue", "template", "reminder", "compaction", "subagent", "retry", "rewrite", "tool_schema"]
 ParseVerdict = Literal["text", "tool_calls", "malformed", "cut"]
 
 

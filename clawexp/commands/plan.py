@@ -1,0 +1,54 @@
+"""What a run would start: the page that `--dry-run` prints."""
+
+import shlex
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from clawexp.commands.compose import build
+from clawexp.records import Link
+from clawexp.spec import Experiment
+
+
+@dataclass(frozen=True)
+class _NoSandbox:
+    """Stands where a sandbox would, for commands that are printed and not run."""
+
+    id: str = "dry-run"
+    workspace: str = "/work"
+    home: str = "/home/agent"
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    async def run(self, command: Any) -> Any:
+        raise AssertionError("a dry run runs nothing")
+
+    put = get = files = run
+
+
+def print_plan(config: DictConfig) -> None:
+    """Print the resolved experiment and every command that it would start."""
+    experiment = build(config)
+    print(OmegaConf.to_yaml(config, resolve=True))
+    print(f"# would start, once: {experiment.model.engine}")
+    for name, harness in experiment.harness.items():
+        tasks = experiment.num_tasks or harness.num_tasks
+        group = experiment.group_size or harness.group_size
+        print(f"# would start, {tasks} tasks x {group} rollouts a step for {experiment.steps} steps: harness {name}")
+        print(f"#   {_command(experiment, name)}")
+        if (line := harness.prepared()) is not None:
+            print(f"#   after preparing it: {line}")
+
+
+def _command(experiment: Experiment, name: str) -> str:
+    link = Link(
+        url="http://127.0.0.1:PORT",
+        socket="PROXY_SOCKET",
+        key="KEY",
+        model=experiment.model.name,
+        context=experiment.model.context,
+        max_tokens=experiment.model.max_tokens,
+    )
+    task = experiment.taskset.train(0, 1, experiment.seed)[0]
+    launch = experiment.harness[name].launch(task, link, _NoSandbox())
+    return shlex.join(launch.command.argv)

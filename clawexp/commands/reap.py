@@ -1,0 +1,17 @@
+"""Remove what killed runs left behind: sandboxes, sockets, folders. Nothing of a live run is touched."""
+
+from collections.abc import Sequence
+
+from clawexp.errors import ConfigError
+from clawexp.runtime.reaper import scratch_root, sweep
+
+
+def run(argv: Sequence[str]) -> int:
+    """Sweep, and say how many runs' remains were removed."""
+    if argv:
+        raise ConfigError(f"reap takes no arguments (it was given {' '.join(argv)})")
+    root = scratch_root()
+    removed = sweep(root) if root.exists() else 0
+    left = len(list(root.iterdir())) if root.exists() else 0
+    print(f"removed the remains of {removed} killed runs; {left} live runs under {root}")
+    return 0

@@ -1,0 +1,39 @@
+"""Rebuild the batch of a run's last replayable step from its journal, and compare the loss with the logged one."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from clawexp.commands.compose import build
+from clawexp.errors import ConfigError, LearnerError
+from clawexp.run_folder import RunFolder
+
+TOLERANCE = 1e-6
+
+
+def run(argv: Sequence[str]) -> int:
+    """`replay RUN`. Raises LearnerError when the losses differ by more than TOLERANCE."""
+    if len(argv) != 1 or "=" in argv[0]:
+        raise ConfigError("replay takes the folder of one run: python -m clawexp replay runs/...")
+    folder = RunFolder(path=Path(argv[0]))
+    if not (folder.path / "config.json").is_file():
+        raise ConfigError(f"{folder.path}: no run there (no config.json)")
+    steps = folder.steps()
+    replayable = [step for step in folder.checkpoint_steps() if steps.get(step, {}).get("loss") is not None]
+    if not replayable:
+        kept = ", ".join(map(str, folder.checkpoint_steps())) or "none"
+        raise ConfigError(f"{folder.path}: no step follows a kept checkpoint (checkpoints: {kept})")
+    step = replayable[-1]
+    experiment = build(OmegaConf.create(folder.config))
+    # torch is needed from here on, and not for any of the refusals above.
+    from clawexp.replay import replayed_loss
+
+    found = replayed_loss(experiment, folder, step)
+    logged = steps[step]["loss"]
+    print(f"step {step}: loss {found:.9g} from the journal, {logged:.9g} logged, difference {abs(found - logged):.2g}")
+    if abs(found - logged) > TOLERANCE:
+        raise LearnerError(
+            f"step {step} of {folder.path} does not replay: the losses differ by more than {TOLERANCE:g}"
+        )
+    return 0

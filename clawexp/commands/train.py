@@ -1,0 +1,88 @@
+"""Run the experiment that the command line describes, here or through a launcher."""
+
+import logging
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from clawexp.commands.arguments import Arguments, conf_folder, sort_arguments
+from clawexp.commands.compose import build, check, composed, resolved
+from clawexp.commands.plan import print_plan
+from clawexp.errors import ClawexpError, ConfigError
+from clawexp.run_folder import RunFolder, find_run
+
+log = logging.getLogger(__name__)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Check everything, then hand over to Hydra, which runs the task here or ships it through a launcher."""
+    arguments = sort_arguments(list(argv))
+    config_dir = arguments.flag("--config-dir", "-cd")
+    config_name = arguments.flag("--config-name", "-cn")
+    if not arguments.shows:
+        check(arguments.overrides, config_dir, config_name)
+    if arguments.dry_run:
+        print_plan(composed(arguments.overrides, config_dir, config_name))
+        return 0
+    sys.argv = ["clawexp", *arguments.flags, *arguments.overrides, *_run_folder(arguments)]
+    hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(task)()
+    return 0
+
+
+def _run_folder(arguments: Arguments) -> list[str]:
+    """Where Hydra shall put the run: the run that is resumed, or a fresh folder whose name says when."""
+    if arguments.shows or any(o.startswith("hydra.") and ".dir=" in o for o in arguments.overrides):
+        return []
+    fresh = f"runs/{time.strftime('%Y-%m-%d')}/{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
+    if arguments.multirun:
+        return [f"hydra.sweep.dir={fresh}"]
+    config = composed(arguments.overrides)
+    folder = fresh if config.resume is None else find_run(config.resume, resolved(config)).path
+    return [f"hydra.run.dir='{folder}'"]
+
+
+def task(config: DictConfig) -> dict[str, float]:
+    """Run one experiment in the folder that Hydra made for it; its last metrics."""
+    folder = RunFolder(path=Path(HydraConfig.get().runtime.output_dir))
+    try:
+        return _train(config, folder)
+    except KeyboardInterrupt:
+        done = (folder.checkpoint_steps() or [0])[-1]
+        print(
+            f"\nclawexp: stopped before step {done + 1}. Go on with: python -m clawexp {_again(folder)}",
+            file=sys.stderr,
+        )
+        raise
+    except ClawexpError as error:
+        log.error("%s", error, exc_info=True)
+        print(f"clawexp: {error}", file=sys.stderr)
+        if folder.checkpoint_steps():
+            print(f"clawexp: go on with: python -m clawexp {_again(folder)}", file=sys.stderr)
+        if HydraConfig.get().mode is RunMode.MULTIRUN:
+            raise
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
+
+
+def _train(config: DictConfig, folder: RunFolder) -> dict[str, float]:
+    experiment = build(config)
+    if folder.checkpoint_steps() and experiment.resume is None:
+        raise ConfigError(f"{folder.path} already holds a run; go on with it by resume={folder.path}")
+    for harness in experiment.harness.values():
+        if harness.prepared() is not None:
+            harness.prepare()
+    # torch is imported only now, when the experiment is known to be possible.
+    from clawexp.experiment import train_until_done
+
+    return train_until_done(experiment, folder, resolved(config))
+
+
+def _again(folder: RunFolder) -> str:
+    overrides = [o for o in HydraConfig.get().overrides.task if not o.startswith("resume=")]
+    return " ".join([*overrides, f"resume={folder.path}"])

@@ -1,0 +1,65 @@
+"""A composed config against the components its `_target_`s name: every unknown key, missing key and wrong value."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, get_type_hints
+
+from hydra.utils import get_class
+from pydantic import TypeAdapter, ValidationError
+
+
+def key_paths(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Every key of a config, sections too, as dotted paths. `["algo", "algo.lr", ...]`"""
+    for key, value in node.items():
+        path = f"{prefix}{key}"
+        yield path
+        if isinstance(value, Mapping):
+            yield from key_paths(value, f"{path}.")
+
+
+def problems_of(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(key, what is wrong with it) for a section that names its component, and for all sections within it."""
+    spec = get_class(node["_target_"])
+    hints = get_type_hints(spec, include_extras=True)
+    known = [field.name for field in dataclasses.fields(spec)]
+    for key in node:
+        if key not in (*known, "_target_", "hydra"):
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {prefix}{close[0]}?" if close else f"known here: {', '.join(known)}"
+            yield f"{prefix}{key}", f"no such key; {hint}"
+    for name in known:
+        if name not in node or node[name] == "???":
+            yield f"{prefix}{name}", "has no value; every key stands in the option's file"
+        else:
+            yield from _value(f"{prefix}{name}", node[name], hints[name])
+
+
+def _value(path: str, value: Any, hint: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping) and "_target_" in value:
+        yield from problems_of(value, f"{path}.")
+    elif isinstance(value, Mapping) and value and all(_is_component(part) for part in value.values()):
+        for key, part in value.items():
+            yield from problems_of(part, f"{path}.{key}.")
+    elif isinstance(value, str) and value.startswith("${"):
+        return
+    else:
+        yield from _fits(path, value, hint)
+
+
+def _is_component(value: Any) -> bool:
+    return isinstance(value, Mapping) and "_target_" in value
+
+
+def _fits(path: str, value: Any, hint: Any) -> Iterator[tuple[str, str]]:
+    try:
+        TypeAdapter(hint, config=None).validate_python(value)
+    except ValidationError as error:
+        for detail in error.errors():
+            where = ".".join([path, *(str(part) for part in detail["loc"] if not _is_noise(part))])
+            yield where, f"{detail['msg'][0].lower()}{detail['msg'][1:]} (it is {detail['input']!r})"
+
+
+def _is_noise(part: int | str) -> bool:
+    """Pydantic names union members and key roles in a location; a user wrote neither."""
+    return isinstance(part, str) and ("[" in part or part in ("none", "int", "str", "float", "constrained-int"))

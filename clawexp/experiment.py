@@ -1,0 +1,37 @@
+"""An experiment, run: gather, grow, pack, update, load, log. This loop is the whole system; the rooms do the work."""
+
+import asyncio
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from clawexp.run import open_run
+from clawexp.run_folder import RunFolder
+from clawexp.spec import Experiment
+from clawexp.tree import grow
+
+
+async def train(experiment: Experiment, folder: RunFolder, config: Mapping[str, Any]) -> dict[str, float]:
+    """Run the experiment from where `folder` stands to its last step; the last metrics."""
+    async with open_run(experiment, folder, config) as run:
+        await run.evaluate(run.start)
+        for step in range(run.start, experiment.steps):
+            rollouts = await run.gather(step)  # tasks -> calls and rewards
+            trees = [grow(rollout) for rollout in rollouts if rollout.calls]  # calls -> prefix trees
+            batch = run.pack(trees, rollouts)  # trees -> tensors
+            metrics = run.learner.update(batch)  # tensors -> weights
+            await run.load(version=step + 1)  # weights -> engine
+            run.log(step, rollouts, metrics)
+            await run.evaluate(step + 1)
+        return run.finish()
+
+
+def train_until_done(experiment: Experiment, folder: RunFolder, config: Mapping[str, Any]) -> dict[str, float]:
+    """`train` to its end, or to SIGINT or SIGTERM: then everything alive is closed and KeyboardInterrupt is raised."""
+    with asyncio.Runner() as runner:
+        # asyncio turns the first SIGINT into a cancellation, after which the contexts close; SIGTERM is treated alike.
+        before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+        try:
+            return runner.run(train(experiment, folder, config))
+        finally:
+            signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,96 @@
+"""Rollouts -> numbers with names: `room/name`, and for several harnesses `room/name/harness`."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+
+from clawexp.outcome import Outcome
+from clawexp.records import Call, Rollout
+
+
+def measure(rollouts: Sequence[Rollout], advantages: Mapping[str, float]) -> dict[str, float]:
+    """What a step's rollouts say of themselves. `advantages` are those of the rollouts that are trained on."""
+    values = {**_rewards(rollouts), **_outcomes(rollouts), **_calls(rollouts), **_stages(rollouts)}
+    values["rollout/valid"] = len(advantages)
+    values["rollout/groups_with_variance"] = _varied(rollouts, advantages)
+    harnesses = sorted({rollout.harness for rollout in rollouts})
+    if len(harnesses) > 1:
+        for harness in harnesses:
+            own = [rollout for rollout in rollouts if rollout.harness == harness]
+            values |= {f"{name}/{harness}": value for name, value in _rewards(own).items()}
+    return values
+
+
+def measure_evaluation(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Mean score and Pass@1 on held-out tasks, with half the width of their 95 % intervals."""
+    by_task: dict[str, list[float]] = defaultdict(list)
+    for rollout in rollouts:
+        if rollout.reward is not None:
+            by_task[f"{rollout.harness}/{rollout.task_id}"].append(rollout.reward)
+    scores = [fmean(rewards) for rewards in by_task.values()]
+    solved = [fmean(reward >= 1.0 for reward in rewards) for rewards in by_task.values()]
+    values = {
+        "eval/rollouts": float(len(rollouts)),
+        "eval/without_verdict": float(sum(r.reward is None for r in rollouts)),
+    }
+    if scores:
+        values |= {"eval/score": fmean(scores), "eval/score_ci95": half_width(scores)}
+        values |= {"eval/pass_at_1": fmean(solved), "eval/pass_at_1_ci95": half_width(solved)}
+    return values
+
+
+def half_width(samples: Sequence[float]) -> float:
+    """Of the 95 % interval of a mean, by the normal approximation; tasks are the samples, not rollouts."""
+    return 1.96 * stdev(samples) / math.sqrt(len(samples)) if len(samples) > 1 else math.nan
+
+
+def _rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    if not rewards:
+        return {}
+    return {
+        "reward/mean": fmean(rewards),
+        "reward/solved": fmean(reward >= 1.0 for reward in rewards),
+        "reward/std": stdev(rewards) if len(rewards) > 1 else 0.0,
+    }
+
+
+def _outcomes(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    counts = {outcome: sum(r.outcome is outcome for r in rollouts) for outcome in Outcome}
+    return {"rollout/count": float(len(rollouts))} | {
+        f"outcome/{outcome}": float(count) for outcome, count in counts.items() if count
+    }
+
+
+def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    calls = [call for rollout in rollouts for call in rollout.calls]
+    if not calls:
+        return {"capture/calls": 0.0}
+    forks = [call for call in calls if call.cause not in ("root", "continue")]
+    return {
+        "capture/calls": float(len(calls)),
+        "capture/calls_per_rollout": len(calls) / len(rollouts),
+        "capture/forks_per_1k_calls": 1000 * len(forks) / len(calls),
+        "capture/malformed_share": fmean(call.verdict == "malformed" for call in calls),
+        "capture/cut_share": fmean(call.verdict == "cut" for call in calls),
+        "capture/sampled_tokens": float(sum(len(call.sampled_ids) for call in calls)),
+        "capture/prompt_tokens": float(sum(len(call.prompt_ids) for call in calls)),
+        "engine/call_s": fmean(call.engine_s for call in calls),
+        "engine/version_lag": float(_lag(calls, rollouts)),
+    }
+
+
+def _lag(calls: Sequence[Call], rollouts: Sequence[Rollout]) -> int:
+    """Versions between the oldest weights that a call was sampled from and those of its step."""
+    newest = max(rollout.step for rollout in rollouts)
+    return newest - min((span.version for call in calls for span in call.spans), default=newest)
+
+
+def _stages(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    stages = sorted({stage for rollout in rollouts for stage in rollout.times})
+    return {f"rollout/{stage}_s": fmean(r.times[stage] for r in rollouts if stage in r.times) for stage in stages}
+
+
+def _varied(rollouts: Sequence[Rollout], advantages: Mapping[str, float]) -> float:
+    return float(len({r.group for r in rollouts if advantages.get(r.id, 0.0) != 0.0}))

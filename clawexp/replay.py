@@ -1,0 +1,17 @@
+"""A run's journal and a checkpoint -> the loss of one step, without gathering anything anew."""
+
+from clawexp.learner import Learner
+from clawexp.run import advantages, packed
+from clawexp.run_folder import RunFolder
+from clawexp.spec import Experiment
+from clawexp.tree import grow
+
+
+def replayed_loss(experiment: Experiment, folder: RunFolder, step: int) -> float:
+    """The loss of step `step`, from the journal and the checkpoint before it. Raises JournalError where calls are gone."""
+    rollouts = folder.rollouts(step)
+    trees = [grow(rollout) for rollout in rollouts if rollout.calls]
+    batch = packed(experiment, trees, rollouts, advantages(experiment, rollouts))
+    learner = Learner(experiment.learner, folder.checkpoint(step), experiment.algo, experiment.capture.temperature)
+    learner.resume(folder.checkpoint(step))
+    return learner.evaluate_loss(batch)

@@ -1,0 +1,301 @@
+"""Tasks x harnesses -> rollouts: each in its own sandbox, through its harness, captured and graded.
+
+A failed rollout is data: whatever happens to one attempt becomes its outcome, and only cancellation leaves this module.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from clawexp.errors import CaptureError, ClawexpError, EngineError, HarnessError, RuntimeFault, TasksetError
+from clawexp.outcome import Credit, Outcome
+from clawexp.records import Call, Finished, Link, Owner, Rollout, Sandbox, Task, Verdict
+from clawexp.spec import Harness, Model, RolloutOptions, Runtime
+
+log = logging.getLogger(__name__)
+
+GRADED = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.PARSE_FAULT, Outcome.POLICY_FAULT})
+FAULTS = {
+    CaptureError: Outcome.CAPTURE_FAULT,
+    EngineError: Outcome.ENGINE_FAULT,
+    RuntimeFault: Outcome.RUNTIME_FAULT,
+    HarnessError: Outcome.HARNESS_FAULT,
+    TasksetError: Outcome.GRADER_FAULT,
+}
+
+
+class Closed(Protocol):
+    """What capture knows of a rollout once its last call is in the journal."""
+
+    @property
+    def calls(self) -> tuple[Call, ...]: ...
+    @property
+    def counts(self) -> Mapping[str, Any]: ...
+
+
+class Boundary(Protocol):
+    """The model boundary, as a rollout needs it."""
+
+    @property
+    def socket(self) -> Path: ...
+    @property
+    def port(self) -> int: ...
+    async def open(self, rollout_id: str, seed: int, temperature: float | None = None) -> str: ...
+    async def close(self, rollout_id: str) -> Closed: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One rollout to be made."""
+
+    task: Task
+    harness_name: str
+    harness: Harness
+    step: int
+    number: int
+    seed: int
+    temperature: float | None = None
+    """None: the temperature of training."""
+    evaluation: bool = False
+    retry: int = 0
+
+    @property
+    def rollout_id(self) -> str:
+        """`00003-lookup-train-0-3-1-builtin-5`; evaluations begin with `eval-`, what is made again ends with `-r1`."""
+        head = "eval-" if self.evaluation else ""
+        tail = f"-r{self.retry}" if self.retry else ""
+        return f"{head}{self.step:05d}-{self.task.id}-{self.harness_name}-{self.number}{tail}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """Where the rollouts of a run are made: everything alive that an attempt needs."""
+
+    run_id: str
+    root: Path
+    """Folder of the host for sandboxes."""
+    runtime: Runtime
+    boundary: Boundary
+    model: Model
+    options: RolloutOptions
+    credit: Mapping[Outcome, Credit]
+    gate: "MemoryGate" = field(default_factory=lambda: MemoryGate(1, 1.0))
+
+
+class MemoryGate:
+    """Lets rollouts start while their number and their harness's memory fit."""
+
+    def __init__(self, max_concurrency: int, memory_share: float) -> None:
+        self._free = max_concurrency
+        self._budget_mb = available_mb() * memory_share
+        self._running = 0
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def enter(self, memory_mb: int) -> AsyncIterator[None]:
+        async with self._changed:
+            # One rollout may always run: refusing for ever would only hide the shortage.
+            await self._changed.wait_for(
+                lambda: self._running == 0 or (self._free > 0 and self._budget_mb >= memory_mb)
+            )
+            self._take(1, memory_mb)
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._take(-1, -memory_mb)
+                self._changed.notify_all()
+
+    def _take(self, number: int, memory_mb: int) -> None:
+        self._running += number
+        self._free -= number
+        self._budget_mb -= memory_mb
+
+
+def available_mb() -> int:
+    """Memory that new processes can take, in MiB, by the kernel's own estimate."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) // 1024
+    raise RuntimeFault("/proc/meminfo has no MemAvailable line; clawexp needs Linux 3.14 or newer")
+
+
+async def gather(attempts: Sequence[Attempt], site: Site) -> list[Rollout]:
+    """Make all `attempts`, bounded by number and memory. In the order of `attempts`, whatever order they end in."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_with_retries(attempt, site)) for attempt in attempts]
+    rollouts = [task.result() for task in tasks]
+    _refuse_unreliable(rollouts, site)
+    return rollouts
+
+
+def _refuse_unreliable(rollouts: Sequence[Rollout], site: Site) -> None:
+    faults = [r for r in rollouts if r.outcome is Outcome.CAPTURE_FAULT]
+    if len(faults) > site.options.max_capture_faults * len(rollouts):
+        share = f"{len(faults)} of {len(rollouts)} rollouts"
+        raise CaptureError(f"{share} could not be captured exactly; the first, {faults[0].id}: {faults[0].reason}")
+    for rollout in rollouts:
+        if site.credit[rollout.outcome] is Credit.ABORT:
+            raise ClawexpError(f"rollout {rollout.id} ended with {rollout.outcome}, which aborts: {rollout.reason}")
+
+
+async def _with_retries(attempt: Attempt, site: Site) -> Rollout:
+    while True:
+        async with site.gate.enter(attempt.harness.needs().memory_mb):
+            rollout = await _attempt(attempt, site)
+        if site.credit[rollout.outcome] is not Credit.RETRY or attempt.retry >= site.options.retries:
+            return rollout
+        log.warning("rollout %s: %s, made again: %s", rollout.id, rollout.outcome, rollout.reason)
+        attempt = replace(attempt, retry=attempt.retry + 1)
+
+
+@dataclass(kw_only=True)
+class _Progress:
+    """What is known so far of a rollout that may fail at any moment."""
+
+    times: dict[str, float] = field(default_factory=dict)
+    calls: tuple[Call, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    outcome: Outcome = Outcome.COMPLETED
+    reason: str = ""
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.times[name] = round(time.monotonic() - begin, 4)
+
+
+async def _attempt(attempt: Attempt, site: Site) -> Rollout:
+    progress = _Progress()
+    try:
+        await _live(attempt, site, progress)
+    except* (ClawexpError, TimeoutError, OSError) as group:
+        error = _first(group)
+        progress.outcome = next((o for kind, o in FAULTS.items() if isinstance(error, kind)), Outcome.RUNTIME_FAULT)
+        progress.reason = f"{type(error).__name__}: {error}"
+    graded = progress.verdict if progress.outcome in GRADED else None
+    return Rollout(
+        id=attempt.rollout_id,
+        task_id=attempt.task.id,
+        harness=attempt.harness_name,
+        step=attempt.step,
+        number=attempt.number,
+        seed=attempt.seed,
+        outcome=progress.outcome,
+        reward=_reward(progress.outcome, graded, site.credit),
+        calls=progress.calls,
+        verdict=graded,
+        reason=progress.reason,
+        times=progress.times,
+        facts=progress.facts,
+    )
+
+
+def _first(group: BaseExceptionGroup[Exception]) -> Exception:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, Exception)
+    return error
+
+
+def _reward(outcome: Outcome, verdict: Verdict | None, credit: Mapping[Outcome, Credit]) -> float | None:
+    if credit[outcome] is Credit.ZERO:
+        return 0.0
+    return verdict.score if verdict is not None else None
+
+
+async def _live(attempt: Attempt, site: Site, progress: _Progress) -> None:
+    owner = Owner(
+        run_id=site.run_id,
+        rollout_id=attempt.rollout_id,
+        root=site.root,
+        proxy_socket=site.boundary.socket,
+        proxy_port=site.boundary.port,
+    )
+    begin = time.monotonic()
+    async with site.runtime.sandbox(attempt.task, attempt.harness.needs(), owner) as sandbox:
+        progress.facts.update(sandbox.facts)
+        async with asyncio.timeout(site.options.sandbox_s):
+            await sandbox.put(attempt.task.files)
+        progress.times["sandbox"] = round(time.monotonic() - begin, 4)
+        finished = await _act(attempt, site, sandbox, progress)
+        progress.outcome, progress.reason = _judge(finished, progress, attempt)
+        if progress.outcome in GRADED:
+            with progress.stage("grade"):
+                progress.verdict = await _grade(attempt, site, sandbox)
+        begin = time.monotonic()
+    progress.times["remove"] = round(time.monotonic() - begin, 4)
+
+
+async def _act(attempt: Attempt, site: Site, sandbox: Sandbox, progress: _Progress) -> Finished:
+    """Run the harness to its end, then settle: read its calls back from the journal."""
+    key = await site.boundary.open(attempt.rollout_id, attempt.seed, attempt.temperature)
+    try:
+        with progress.stage("harness"):
+            launch = attempt.harness.launch(attempt.task, _link(key, site, sandbox), sandbox)
+            await sandbox.put(launch.files)
+            finished = await sandbox.run(launch.command)
+    finally:
+        with progress.stage("settle"):
+            async with asyncio.timeout(site.options.settle_s):
+                closed = await site.boundary.close(attempt.rollout_id)
+        progress.calls = closed.calls
+        progress.facts["capture"] = dict(closed.counts)
+    progress.facts["harness"] = attempt.harness.counts(finished)
+    return finished
+
+
+def _link(key: str, site: Site, sandbox: Sandbox) -> Link:
+    return Link(
+        url=sandbox.facts["proxy_url"],
+        socket=sandbox.facts.get("proxy_socket"),
+        key=key,
+        model=site.model.name,
+        context=site.model.context,
+        max_tokens=site.model.max_tokens,
+    )
+
+
+def _judge(finished: Finished, progress: _Progress, attempt: Attempt) -> tuple[Outcome, str]:
+    """How it ended, and why. The order is that of blame: capture, engine, harness, policy."""
+    counts = progress.facts["capture"]
+    tail = (finished.stderr or finished.stdout).decode(errors="replace").strip()[-600:]
+    named = attempt.harness.outcome(finished)
+    if counts.get("capture_faults"):
+        return Outcome.CAPTURE_FAULT, str(counts["capture_faults"])
+    if counts.get("engine_faults"):
+        return Outcome.ENGINE_FAULT, str(counts["engine_faults"])
+    if not progress.calls:
+        return Outcome.HARNESS_FAULT, f"it made no model call and ended with {finished.code}: {tail}"
+    if finished.timed_out:
+        return Outcome.TRUNCATED, f"its {finished.wall_s:.0f} s were over"
+    if counts.get("final_answers"):
+        return Outcome.TRUNCATED, "its calls were used up"
+    if named is not None:
+        return named, f"exit status {finished.code}"
+    last = progress.calls[-1].verdict
+    if last == "malformed":
+        return Outcome.PARSE_FAULT, "the model's last word was a malformed tool call"
+    if last == "cut":
+        return Outcome.TRUNCATED, "the model's last word was cut at its token limit"
+    if finished.code != 0:
+        return Outcome.HARNESS_FAULT, f"exit status {finished.code}: {tail}"
+    return Outcome.COMPLETED, ""
+
+
+async def _grade(attempt: Attempt, site: Site, sandbox: Sandbox) -> Verdict:
+    async with asyncio.timeout(site.options.grade_s):
+        try:
+            return await attempt.task.grader.grade(sandbox)
+        except (OSError, ValueError) as error:
+            raise TasksetError(f"the grader of task {attempt.task.id} gave no verdict: {error!r}") from error

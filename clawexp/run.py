@@ -1,0 +1,253 @@
+"""A run while it is alive: boundary, engine, learner and loggers, opened together and closed together."""
+
+import hashlib
+import logging
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from clawexp.batch import pack
+from clawexp.capture.boundary import boundary
+from clawexp.environment import describe_environment
+from clawexp.errors import EngineError
+from clawexp.forest import merge, prune
+from clawexp.learner import Learner
+from clawexp.logger.sink import Sink
+from clawexp.metrics import measure, measure_evaluation
+from clawexp.model.checkpoint import checkpoint_folder
+from clawexp.outcome import TRAINED
+from clawexp.records import Rollout
+from clawexp.rollout import Attempt, MemoryGate, Site, gather
+from clawexp.run_folder import RunFolder
+from clawexp.runtime.reaper import mark, scratch_root, sweep
+from clawexp.spec import EngineHandle, Experiment
+from clawexp.tree import Tree
+
+log = logging.getLogger(__name__)
+
+PROBE_TOLERANCE = 5e-3
+"""Largest |delta logp| between engine and learner on the probe: float32 gives about 1e-5, bfloat16 about 1e-3."""
+PROBE_IDS = 64
+
+
+class Run:
+    """The rooms of one experiment, alive. Made by `open_run` alone."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        learner: Learner,
+        engine: EngineHandle,
+        site: Site,
+        sinks: list[Sink],
+    ) -> None:
+        self.experiment = experiment
+        self.folder = folder
+        self.learner = learner
+        self.start = learner.step
+        self._engine = engine
+        self._site = site
+        self._sinks = sinks
+        self._advantages: dict[str, float] = {}
+        self._times: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+        self._clock = time.monotonic()
+
+    async def gather(self, step: int) -> list[Rollout]:
+        """The rollouts of one step: every task of every harness, `group_size` times."""
+        self._clock = time.monotonic()
+        experiment = self.experiment
+        attempts = [
+            Attempt(
+                task=task,
+                harness_name=name,
+                harness=harness,
+                step=step,
+                number=number,
+                seed=seed_of(experiment.seed, step, task.id, name, number),
+            )
+            for name, harness in experiment.harness.items()
+            for task in experiment.taskset.train(step, experiment.num_tasks or harness.num_tasks, experiment.seed)
+            for number in range(experiment.group_size or harness.group_size)
+        ]
+        rollouts = await gather(attempts, self._site)
+        self._times = {"time/gather_s": time.monotonic() - self._clock}
+        return rollouts
+
+    def pack(self, trees: Sequence[Tree], rollouts: Sequence[Rollout]) -> TensorDict:
+        """One batch: advantages over the rollouts of each group, one tree for each group."""
+        self._advantages = advantages(self.experiment, rollouts)
+        return packed(self.experiment, trees, rollouts, self._advantages)
+
+    async def load(self, version: int) -> None:
+        """Push the learner's weights, and make sure that the engine now speaks with them. Raises EngineError."""
+        begin = time.monotonic()
+        weights = self.folder.path / "weights"
+        self.learner.export(weights)
+        await self._engine.load(weights, version)
+        self._times["engine/probe_delta"] = await self._probe()
+        self._times["time/load_s"] = time.monotonic() - begin
+
+    async def _probe(self) -> float:
+        ids = probe_ids(self.learner.vocab_size)
+        theirs = torch.tensor(await self._engine.score(ids))
+        ours = self.learner.score(ids)
+        delta = float((theirs - ours).abs().max())
+        if not delta <= PROBE_TOLERANCE:
+            raise EngineError(
+                f"engine and learner disagree after a weight push: |delta logp| {delta:.2g} on the probe, at most "
+                f"{PROBE_TOLERANCE:g} is allowed. The engine serves other weights than it was given."
+            )
+        return delta
+
+    def log(self, step: int, rollouts: Sequence[Rollout], metrics: Mapping[str, float]) -> None:
+        """Journal what the step consumed, checkpoint, and tell the loggers."""
+        values = {**measure(rollouts, self._advantages), **metrics, **self._times}
+        values["time/step_s"] = time.monotonic() - self._clock
+        values["rollout/per_s"] = len(rollouts) / values["time/gather_s"]
+        given = [self._advantages.get(rollout.id, 0.0) for rollout in rollouts]
+        self.folder.record(step, rollouts, given, {"loss": metrics.get("learner/loss")})
+        done = step + 1
+        if done % self.experiment.checkpoint_every == 0 or done == self.experiment.steps:
+            self.learner.save(self.folder.checkpoint(done))
+            self.folder.prune_checkpoints(self.experiment.keep_checkpoints)
+        for sink in self._sinks:
+            sink.log(step, values)
+            sink.rollouts(step, rollouts)
+        self._last = values
+
+    async def evaluate(self, step: int) -> None:
+        """Score held-out tasks, when it is time: before the first step, every `eval.every` steps, after the last."""
+        options = self.experiment.eval
+        last = step == self.experiment.steps
+        if not options.num_tasks or not (step == 0 or last or (options.every and step % options.every == 0)):
+            return
+        rollouts = await gather(evaluation_attempts(self.experiment, step), self._site)
+        values = measure_evaluation(rollouts)
+        for sink in self._sinks:
+            sink.log(step if not last else step - 1, values)
+
+    def finish(self) -> dict[str, float]:
+        self.folder.finish()
+        for sink in self._sinks:
+            sink.summary(self._last)
+        return self._last
+
+
+def evaluation_attempts(experiment: Experiment, step: int) -> list[Attempt]:
+    """`eval.rollouts` attempts at each held-out task, under each harness."""
+    options = experiment.eval
+    return [
+        Attempt(
+            task=task,
+            harness_name=name,
+            harness=harness,
+            step=step,
+            number=number,
+            seed=seed_of(experiment.seed, step, task.id, name, number),
+            temperature=options.temperature,
+            evaluation=True,
+        )
+        for name, harness in experiment.harness.items()
+        for task in experiment.taskset.evaluation(options.num_tasks)
+        for number in range(options.rollouts)
+    ]
+
+
+def advantages(experiment: Experiment, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Of every rollout that is trained on, by id. Groups below `rollout.min_group` are left out."""
+    usable = [
+        rollout.reward is not None and bool(rollout.calls) and experiment.outcome[rollout.outcome] in TRAINED
+        for rollout in rollouts
+    ]
+    sizes: dict[tuple[str, str], int] = {}
+    for rollout, is_usable in zip(rollouts, usable, strict=True):
+        sizes[rollout.group] = sizes.get(rollout.group, 0) + is_usable
+    valid = [ok and sizes[r.group] >= experiment.rollout.min_group for r, ok in zip(rollouts, usable, strict=True)]
+    rewards = [rollout.reward or 0.0 for rollout in rollouts]
+    found = experiment.algo.advantages(rewards, [rollout.group for rollout in rollouts], valid)
+    return {r.id: a for r, a, ok in zip(rollouts, found, valid, strict=True) if ok}
+
+
+def packed(
+    experiment: Experiment, trees: Sequence[Tree], rollouts: Sequence[Rollout], given: Mapping[str, float]
+) -> TensorDict:
+    """Prune each tree, merge those of a group, lay the groups side by side."""
+    algo = experiment.algo
+    groups: dict[tuple[str, str], list[Tree]] = {}
+    by_id = {rollout.id: rollout for rollout in rollouts}
+    for tree in trees:
+        (rollout_id,) = tree.rollouts
+        if rollout_id in given:
+            groups.setdefault(by_id[rollout_id].group, []).append(prune(tree, algo.leaf_filter, algo.auxiliary))
+    return pack([merge(group) for group in groups.values()], given, algo.normaliser, algo.constant_tokens)
+
+
+def seed_of(*parts: object) -> int:
+    """A 63-bit seed from anything that names a draw."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8]) >> 1
+
+
+def probe_ids(vocab_size: int) -> list[int]:
+    """A fixed prompt that touches the whole vocabulary's range."""
+    return [(7 + 7919 * i) % vocab_size for i in range(PROBE_IDS)]
+
+
+@asynccontextmanager
+async def open_run(experiment: Experiment, folder: RunFolder, config: Mapping[str, Any]) -> AsyncIterator[Run]:
+    """Start everything the experiment needs, from the newest checkpoint where there is one."""
+    swept = sweep(scratch_root())
+    if swept:
+        log.info("removed %d sandboxes that a killed run had left", swept)
+    start = folder.begin(config, describe_environment(experiment))
+    base = checkpoint_folder(experiment.model.path)
+    learner = Learner(experiment.learner, base, experiment.algo, experiment.capture.temperature)
+    if start:
+        learner.resume(folder.checkpoint(start))
+    else:
+        learner.save(folder.checkpoint(0))
+    async with AsyncExitStack() as stack:
+        sinks = [
+            await stack.enter_async_context(each.open(folder.path, config, start > 0))
+            for each in experiment.logger.values()
+        ]
+        if start:
+            for sink in sinks:
+                sink.rewind(start)
+        engine = await stack.enter_async_context(
+            experiment.model.engine.serve(experiment.model, experiment.seed, folder.path)
+        )
+        site = await stack.enter_async_context(open_site(experiment, folder, engine))
+        run = Run(experiment, folder, learner, engine, site, sinks)
+        await run.load(version=start)
+        yield run
+
+
+@asynccontextmanager
+async def open_site(experiment: Experiment, folder: RunFolder, engine: EngineHandle) -> AsyncIterator[Site]:
+    """The place where rollouts are made: a folder of this process's own, and the model boundary."""
+    scratch_root().mkdir(mode=0o711, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch_root(), prefix="run-", ignore_cleanup_errors=True) as name:
+        root = Path(name)
+        root.chmod(0o711)
+        run_id = root.name
+        mark(root, run_id)
+        async with boundary(experiment.capture, experiment.model, engine.url, engine.key, folder.path) as at:
+            yield Site(
+                run_id=run_id,
+                root=root,
+                runtime=experiment.runtime,
+                boundary=at,
+                model=experiment.model,
+                options=experiment.rollout,
+                credit=experiment.outcome,
+                gate=MemoryGate(experiment.rollout.max_concurrency, experiment.rollout.memory_share),
+            )

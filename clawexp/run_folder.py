@@ -1,0 +1,189 @@
+"""The folder of a run: what it was asked, how far it came, and what a later process needs to go on.
+
+config.json        the composed experiment, resolved
+environment.json   versions, git state, machine
+calls/             the journal of model calls, one file per rollout (written by capture)
+rollouts.log       the journal of rollouts and of the steps that consumed them (written by the driver)
+checkpoints/       the newest few, `step-00012` = the learner before step 12
+finished           present once the last step is done
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from clawexp.capture.journal import AppendLog, read_calls, read_records
+from clawexp.errors import ConfigError, JournalError
+from clawexp.outcome import Outcome
+from clawexp.records import Rollout, Verdict
+
+IDENTITY_FREE = ("resume", "steps", "logger", "keep_checkpoints", "checkpoint_every", "hydra")
+"""Keys that may change when a run is resumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """Paths and journal of one run."""
+
+    path: Path
+
+    @property
+    def calls(self) -> Path:
+        return self.path / "calls"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:05d}"
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps whose learner is on disk, oldest first. A checkpoint appears by rename, so each is whole."""
+        return sorted(int(p.name[5:]) for p in self.checkpoints.glob("step-*") if p.name[5:].isdigit())
+
+    def prune_checkpoints(self, keep: int) -> None:
+        for step in self.checkpoint_steps()[:-keep]:
+            shutil.rmtree(self.checkpoint(step))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return json.loads((self.path / "config.json").read_text())
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "finished").exists()
+
+    def begin(self, config: Mapping[str, Any], environment: Mapping[str, Any]) -> int:
+        """Lay the folder out, or take it up where its newest checkpoint stands; the step to go on with."""
+        self.calls.mkdir(parents=True, exist_ok=True)
+        self.checkpoints.mkdir(exist_ok=True)
+        (self.path / "finished").unlink(missing_ok=True)
+        write_whole(self.path / "config.json", json.dumps(config, indent=1))
+        write_whole(self.path / "environment.json", json.dumps(environment, indent=1))
+        steps = self.checkpoint_steps()
+        start = steps[-1] if steps else 0
+        self._rewind(start)
+        return start
+
+    def finish(self) -> None:
+        write_whole(self.path / "finished", "")
+
+    def _rewind(self, start: int) -> None:
+        """Drop what a killed process wrote of steps that will be done again."""
+        for file in self.calls.glob("*.log"):
+            if step_of(file.stem) >= start:
+                file.unlink()
+        log = self.path / "rollouts.log"
+        if log.exists():
+            kept = [r for r in read_records(log) if r["step"] < start]
+            fresh = self.path / "rollouts.log.new"
+            fresh.unlink(missing_ok=True)
+            with AppendLog(fresh, fsync=False) as new:
+                for record in kept:
+                    new.append(record)
+            fresh.replace(log)
+
+    def record(
+        self, step: int, rollouts: Sequence[Rollout], advantages: Sequence[float], numbers: Mapping[str, Any]
+    ) -> None:
+        """Journal what step `step` consumed, durably, as rollouts and then one line for the step."""
+        with AppendLog(self.path / "rollouts.log", fsync=False) as log:
+            for rollout, advantage in zip(rollouts, advantages, strict=True):
+                log.append({"kind": "rollout", "step": step, "advantage": advantage, **_written(rollout)})
+        with AppendLog(self.path / "rollouts.log", fsync=True) as log:
+            log.append({"kind": "step", "step": step, "version": step, **numbers})
+
+    def steps(self) -> dict[int, dict[str, Any]]:
+        """The step lines of the journal, by step."""
+        return {r["step"]: r for r in self._records() if r["kind"] == "step"}
+
+    def rollouts(self, step: int) -> list[Rollout]:
+        """The rollouts that a step consumed, with their calls read back. Raises JournalError when one is gone."""
+        return [self._read(r) for r in self._records() if r["kind"] == "rollout" and r["step"] == step]
+
+    def _records(self) -> list[dict[str, Any]]:
+        log = self.path / "rollouts.log"
+        if not log.exists():
+            raise JournalError(f"{log}: the journal of rollouts is missing; is this the folder of a run?")
+        return list(read_records(log))
+
+    def _read(self, record: Mapping[str, Any]) -> Rollout:
+        calls = tuple(read_calls(self.calls / f"{record['id']}.log")) if record["num_calls"] else ()
+        if len(calls) != record["num_calls"]:
+            raise JournalError(
+                f"rollout {record['id']} made {record['num_calls']} calls; its journal holds {len(calls)}"
+            )
+        names = ("id", "task_id", "harness", "step", "number", "seed", "reward", "reason", "times", "facts")
+        verdict = Verdict(**record["verdict"]) if record["verdict"] else None
+        return Rollout(
+            **{name: record[name] for name in names},
+            outcome=Outcome(record["outcome"]),
+            verdict=verdict,
+            calls=calls,
+        )
+
+
+def _written(rollout: Rollout) -> dict[str, Any]:
+    record = {name: getattr(rollout, name) for name in
+              ("id", "task_id", "harness", "number", "seed", "outcome", "reward", "reason", "times", "facts")}  # fmt: skip
+    verdict = asdict(rollout.verdict) if rollout.verdict else None
+    return {**record, "verdict": verdict, "num_calls": len(rollout.calls)}
+
+
+def step_of(rollout_id: str) -> int:
+    """The step that a rollout's id begins with; evaluations (`eval-...`) belong to none and count as 0."""
+    head = rollout_id.split("-", 1)[0]
+    return int(head) if head.isdigit() else 0
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader, or a later process, sees all of it or none."""
+    fresh = path.with_name(path.name + ".new")
+    with fresh.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+def identity(config: Mapping[str, Any]) -> str:
+    """A digest of what makes a run this run: its config without what may change on resume."""
+    kept = {key: value for key, value in config.items() if key not in IDENTITY_FREE}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def run_folders(root: Path) -> Iterator[RunFolder]:
+    """Every run below `root`, newest first."""
+    configs = sorted(root.glob("**/config.json"), key=lambda p: p.stat().st_mtime, reverse=True)
+    for file in configs:
+        if (file.parent / "calls").is_dir():
+            yield RunFolder(path=file.parent)
+
+
+def find_run(resume: str, config: Mapping[str, Any], root: Path = Path("runs")) -> RunFolder:
+    """The run that `resume` names: `auto` is the newest unfinished one of this experiment, anything else a folder.
+
+    Raises ConfigError when there is none, or when the folder's run is of another experiment.
+    """
+    if resume == "auto":
+        wanted = identity(config)
+        for run in run_folders(root):
+            if not run.finished and identity(run.config) == wanted:
+                return run
+        raise ConfigError(
+            f"resume=auto: no unfinished run of this experiment below {root}/. "
+            f"Give the same overrides as then, or name the run: resume={root}/..."
+        )
+    run = RunFolder(path=Path(resume))
+    if not (run.path / "config.json").is_file():
+        raise ConfigError(f"resume={resume}: no run there (no config.json)")
+    if identity(run.config) != identity(config):
+        changed = sorted(k for k in config if k not in IDENTITY_FREE and config[k] != run.config.get(k))
+        raise ConfigError(f"resume={resume}: that run was another experiment; these differ: {', '.join(changed)}")
+    return run

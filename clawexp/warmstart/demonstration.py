@@ -1,0 +1,107 @@
+"""A task and a sketch -> the ids of one conversation, as the harness would lead it with a model of our choosing."""
+
+import json
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clawexp.capture.message import Message
+from clawexp.capture.rendering import Qwen3Rendering
+from clawexp.capture.tokenizer import Tokenizer
+from clawexp.records import Task
+from clawexp.taskset.distractors import distractors
+from clawexp.taskset.words import POOLS, half
+from clawexp.warmstart.sketch import Sketch
+
+CLOSING = ("Done.", "The file is written.", "Finished.")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A task as plain text: what a demonstration needs of it."""
+
+    instruction: str
+    files: Mapping[str, str]
+    calls: tuple[tuple[str, Mapping[str, Any]], ...]
+
+
+def solution(task: Task, rng: random.Random, right: float) -> Text:
+    """The oracle with probability `right`, else something plausible and wrong: another answer, or none at all."""
+    files = {path: content.decode() for path, content in task.files.items()}
+    calls = task.oracle
+    if rng.random() >= right:
+        same_reads = [d for d in distractors(task) if d[:-1] == task.oracle[:-1]]
+        calls = rng.choice([*same_reads, task.oracle[:-1]]) if rng.random() < 0.9 else task.oracle[:-1]
+    return Text(task.instruction, files, calls)
+
+
+def scrambled(text: Text, rng: random.Random, pieces: Sequence[str]) -> Text:
+    """The same task in made-up words, so that copying is learned and not the words."""
+    words = {word for pool in POOLS for word in half(pool, "train")}
+    made: dict[str, str] = {}
+
+    def swap(found: re.Match[str]) -> str:
+        word = found.group()
+        if word.lower() not in words:
+            return word
+        if word not in made:
+            fresh = "".join(rng.choices(pieces, k=rng.choice((1, 1, 2))))
+            made[word] = fresh.upper() if word.isupper() else fresh
+        return made[word]
+
+    def swapped(string: str) -> str:
+        return re.sub(r"[A-Za-z]+", swap, string)
+
+    return Text(
+        swapped(text.instruction),
+        {swapped(path): swapped(content) for path, content in text.files.items()},
+        tuple((tool, {key: swapped(value) for key, value in arguments.items()}) for tool, arguments in text.calls),
+    )
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One conversation as the learner sees it."""
+
+    ids: list[int]
+    sampled: list[bool]
+    """Which ids the model is to say."""
+
+
+def demonstrate(
+    text: Text, sketch: Sketch, rendering: Qwen3Rendering, tokenizer: Tokenizer, rng: random.Random
+) -> Demonstration:
+    """Render the conversation turn by turn, each prompt the exact ids of the last one and of the answer to it."""
+    tools = tuple(sketch.tools)
+    messages = [
+        Message(role="system", content=sketch.system),
+        Message(role="user", content=sketch.user_text(text.instruction)),
+    ]
+    prompt = rendering.render(messages, tools)
+    sampled: list[bool] = [False] * len(prompt)
+    files = dict(text.files)
+    for name, arguments in text.calls:
+        answer = said_call(name, arguments, tokenizer)
+        result = sketch.result(name, arguments, files)
+        if name == "write":
+            files[arguments["path"]] = arguments["content"]
+        longer = rendering.extend(prompt, answer, [Message(role="tool", content=result)], tools)
+        assert longer is not None, "a tool result always continues a closed answer"
+        sampled += [True] * len(answer) + [False] * (len(longer) - len(prompt) - len(answer))
+        prompt = longer
+    closing = [*tokenizer.encode(rng.choice(CLOSING)), tokenizer.eos_token_id or 0]
+    return Demonstration(prompt + closing, sampled + [True] * len(closing))
+
+
+def said_call(name: str, arguments: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
+    """The ids of an answer that calls one tool, as Qwen3's template writes it."""
+    call = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
+    return [*tokenizer.encode(f"<tool_call>\n{call}\n</tool_call>"), tokenizer.eos_token_id or 0]
+
+
+def letter_pieces(tokenizer: Tokenizer, count: int) -> list[str]:
+    """The vocabulary's lowercase pieces of two letters or more."""
+    texts = (tokenizer.decode([number]) for number in range(count))
+    return [text for text in texts if len(text) >= 2 and text.isascii() and text.isalpha() and text.islower()]
