@@ -54,7 +54,7 @@ class Boundary:
     _options: CaptureOptions
     _folder: Path
     _admin: aiohttp.ClientSession
-    _process: "asyncio.subprocess.Process"
+    _process: asyncio.subprocess.Process
 
     def journal(self, rollout_id: str) -> Path:
         """Where the rollout's calls are written."""
@@ -112,22 +112,7 @@ async def boundary(
     folder = folder.absolute()
     (folder / "calls").mkdir(parents=True, exist_ok=True)
     with _socket_folder(folder) as sockets:
-        config = {
-            "parent": os.getpid(),
-            "socket": str(sockets / "model"),
-            "admin": str(sockets / "admin"),
-            "checkpoint": str(checkpoint_folder(model.path)),
-            "rendering": model.rendering,
-            "model": model.name,
-            "context": model.context,
-            "max_tokens": model.max_tokens,
-            "engine_url": engine_url,
-            "engine_key": engine_key,
-            "engine_retries": options.engine_retries,
-            "engine_timeout_s": options.engine_timeout_s,
-            "max_calls": options.max_calls,
-            "fsync": options.fsync,
-        }
+        config = _config(options, model, engine_url, engine_key, sockets)
         async with (
             _process(folder) as process,
             aiohttp.ClientSession(
@@ -144,6 +129,26 @@ async def boundary(
                 _admin=admin,
                 _process=process,
             )
+
+
+def _config(options: CaptureOptions, model: Model, engine_url: str, engine_key: str, sockets: Path) -> dict[str, Any]:
+    """What `clawexp.capture.proxy.ProxyConfig` reads."""
+    return {
+        "parent": os.getpid(),
+        "socket": str(sockets / "model"),
+        "admin": str(sockets / "admin"),
+        "checkpoint": str(checkpoint_folder(model.path)),
+        "rendering": model.rendering,
+        "model": model.name,
+        "context": model.context,
+        "max_tokens": model.max_tokens,
+        "engine_url": engine_url,
+        "engine_key": engine_key,
+        "engine_retries": options.engine_retries,
+        "engine_timeout_s": options.engine_timeout_s,
+        "max_calls": options.max_calls,
+        "fsync": options.fsync,
+    }
 
 
 @contextmanager

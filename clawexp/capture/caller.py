@@ -59,15 +59,13 @@ class Caller:
     ) -> Answer:
         """The answer, once its call is durable.
 
-        Raises Refused where the prompt does not fit, EngineError, CaptureError and JournalError as `Sampler`
-        and
-        `CallJournal` do; then nothing was recorded. From the engine's answer to the commit nothing is
-        awaited, so that neither a leaving client nor another call comes between.
+        Raises Refused where the prompt does not fit, EngineError, CaptureError and JournalError as `Sampler` and
+        `CallJournal` do; then nothing was recorded. A client that leaves ends the sampling, never the commit.
         """
         sampled = await self._sample(rollout, dialect, request, exchange, until_gone)
         parsed = self.rendering.parse(sampled.generation.ids)
         call = _record(rollout, exchange, sampled, parsed.verdict)
-        rollout.commit(call)
+        await rollout.commit(call)
         answer = _answer(parsed, exchange, sampled)
         rollout.conversation.settle(exchange, call.call_id, sampled.generation.ids, answer)
         return answer
@@ -81,15 +79,15 @@ class Caller:
         until_gone: AbstractContextManager[None],
     ) -> Sampled:
         started = time.time()
-        if exchange.num_prompt >= self.context:
+        if len(exchange.prompt) >= self.context:
             rollout.conversation.overflow()
-        room = room_for(exchange.num_prompt, self.context, self.max_tokens)
+        room = room_for(len(exchange.prompt), self.context, self.max_tokens)
         submitted, edits = decide(request, rollout.opening.temperature, room)
         key = f"{rollout.opening.seed}/{rollout.opening.rollout_id}/{exchange.position}"
         begin = time.monotonic()
         with until_gone:
             generation = await self.sampler.sample(
-                exchange.prompt_ids, submitted["temperature"], submitted["max_tokens"], key
+                exchange.prompt.tolist(), submitted["temperature"], submitted["max_tokens"], key
             )
         return Sampled(
             dialect=dialect,
@@ -126,7 +124,7 @@ def _record(rollout: OpenRollout, exchange: Exchange, sampled: Sampled, verdict:
         cause=exchange.cause,
         parent=parent.call_id if parent is not None else None,
         shared=shared,
-        prompt_ids=exchange.prompt_ids,
+        prompt_ids=tuple(exchange.prompt.tolist()),
         sampled_ids=tuple(generation.ids),
         logprobs=tuple(generation.logprobs),
         spans=tuple(generation.spans),
@@ -151,6 +149,6 @@ def _answer(parsed: Parsed, exchange: Exchange, sampled: Sampled) -> Answer:
         created=int(sampled.started),
         message=message,
         finish=FINISH[parsed.verdict],
-        prompt_tokens=exchange.num_prompt,
+        prompt_tokens=len(exchange.prompt),
         sampled_tokens=len(sampled.generation.ids),
     )

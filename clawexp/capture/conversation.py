@@ -41,8 +41,7 @@ class Conversation:
             body=body,
             cause=cause,
             kind=kind,
-            prompt_ids=tuple(ids),
-            num_prompt=len(ids),
+            prompt=np.asarray(ids, dtype=np.int32),
         )
         self._exchanges.append(exchange)
         return exchange
@@ -65,10 +64,9 @@ class Conversation:
 
         A prompt that begins with all of that call continues it, whatever the messages looked like.
         """
-        prompt = np.asarray(exchange.prompt_ids, dtype=np.int32)
         best, longest = None, 0
         for earlier in self._exchanges:
-            shared = 0 if earlier.sequence is None else _shared(earlier.sequence, prompt)
+            shared = 0 if earlier.sequence is None else _shared(earlier.sequence, exchange.prompt)
             if shared > longest:
                 best, longest = earlier, shared
         if best is not None and best.sequence is not None and longest == len(best.sequence):
@@ -79,12 +77,12 @@ class Conversation:
         """Add what was sampled, once it is in the journal: later requests may build on it."""
         exchange.call_id, exchange.answer = call_id, answer
         exchange.answers = answer_meanings(answer.message)
-        exchange.prompt_ids, prompt = (), exchange.prompt_ids
-        sequence = np.asarray((*prompt, *sampled_ids), dtype=np.int32)
+        sequence = np.concatenate([exchange.prompt, np.asarray(sampled_ids, dtype=np.int32)])
         for earlier in self._exchanges:
             if earlier.sequence is not None and _shared(earlier.sequence, sequence) == len(earlier.sequence):
                 earlier.sequence = sequence[: len(earlier.sequence)]
-        exchange.sequence = sequence
+                earlier.prompt = sequence[: len(earlier.prompt)]
+        exchange.prompt, exchange.sequence = sequence[: len(exchange.prompt)], sequence
         if exchange.kind == "main":
             self._overflowed = False
 
@@ -103,8 +101,8 @@ class Conversation:
 
     def _extended(self, matched: Exchange, request: Request) -> list[int] | None:
         assert matched.sequence is not None
-        ids = matched.sequence.tolist()
-        prompt, sampled = ids[: matched.num_prompt], ids[matched.num_prompt :]
+        ids, num_prompt = matched.sequence.tolist(), len(matched.prompt)
+        prompt, sampled = ids[:num_prompt], ids[num_prompt:]
         new_messages = request.messages[len(matched.view.messages) + 1 :]
         return self._rendering.extend(prompt, sampled, new_messages, request.tools)
 

@@ -47,9 +47,8 @@ class Exchange:
     """Digest of the request's bytes."""
     cause: Cause
     kind: Kind
-    prompt_ids: tuple[int, ...]
-    """Emptied at commit: `sequence` holds them."""
-    num_prompt: int
+    prompt: np.ndarray
+    """int32 [prompt]. After the commit a view into `sequence`."""
     call_id: str = ""
     answer: Answer | None = None
     answers: frozenset[bytes] = frozenset()

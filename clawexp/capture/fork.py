@@ -22,6 +22,9 @@ def classify(
     for call in earlier:
         if call.view.tools == view.tools and call.view.messages == view.messages:
             return "retry", call.kind
+    for call in earlier:
+        if call.view.roles[-1] == "user" and call.begins(view, dropped=1):
+            return "reminder", call.kind
     if overflowed and not view.has_tools:
         return "compaction", "auxiliary"
     for call in earlier:
@@ -37,9 +40,6 @@ def _apart(view: View, earlier: Sequence[Exchange]) -> tuple[Cause, Kind]:
     main = max((call for call in earlier if call.kind == "main"), key=lambda call: call.position, default=None)
     if main is not None and main.unfinished and _other_setting(view, main.view):
         return "subagent", "auxiliary"
-    for call in earlier:
-        if call.view.roles[-1] == "user" and call.begins(view, dropped=1):
-            return "reminder", call.kind
     return "rewrite", "main"
 
 

@@ -5,10 +5,12 @@ other fault is an error. A call's prompt is stored as (parent, shared, new ids),
 costs O(tokens).
 """
 
+import asyncio
 import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -38,13 +40,21 @@ class AppendLog:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record; durable at return. Raises JournalError, after which the log takes no more."""
-        line = _line(record)
-        try:
-            written = os.write(self._file, line)
-            if written < len(line):
-                raise OSError(f"only {written} of {len(line)} bytes fitted")
+        with self._closed_on_error():
+            self._write(record)
             if self._fsync:
                 os.fsync(self._file)
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        line = _line(record)
+        written = os.write(self._file, line)
+        if written < len(line):
+            raise OSError(f"only {written} of {len(line)} bytes fitted")
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             self.close()
             raise JournalError(f"{self._path}: a record could not be written: {error}") from error
@@ -76,9 +86,15 @@ class CallJournal(AppendLog):
                 f"{path} already holds calls of an earlier attempt; remove it or take another rollout id"
             )
 
-    def commit(self, call: Call) -> None:
-        """Append a call; durable at return. Its parent must be in the log already. Raises JournalError."""
-        self.append(_written(call))
+    async def commit(self, call: Call) -> None:
+        """Append a call; durable at return. Its parent must be in the log already. Raises JournalError.
+
+        A busy disk takes milliseconds to sync, so other rollouts go on meanwhile.
+        """
+        with self._closed_on_error():
+            self._write(_written(call))
+            if self._fsync:
+                await asyncio.to_thread(os.fsync, self._file)
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:

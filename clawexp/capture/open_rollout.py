@@ -62,9 +62,9 @@ class OpenRollout:
         position, self.positions = self.positions, self.positions + 1
         return position
 
-    def commit(self, call: Call) -> None:
+    async def commit(self, call: Call) -> None:
         """Write the call; durable at return. Raises JournalError."""
-        self.journal.commit(call)
+        await self.journal.commit(call)
         self.committed += 1
         self.causes[call.cause] += 1
         if self.last is None or call.position > self.last.position:

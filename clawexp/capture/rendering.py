@@ -78,16 +78,17 @@ class Qwen3Rendering:
         new_messages: Sequence[Message],
         tools: Tools,
     ) -> list[int] | None:
-        previous = [*previous_prompt_ids, *previous_sampled_ids]
+        # The bridge looks back no further than the turn that the prompt opens; the rest need not pass through it.
+        backwards = range(len(previous_prompt_ids) - 1, -1, -1)
+        turn = next((i for i in backwards if previous_prompt_ids[i] in self.stop_ids), 0)
+        opening = list(previous_prompt_ids[turn:])
         bridge = self._renderer.bridge_to_next_turn(
-            list(previous_prompt_ids),
-            list(previous_sampled_ids),
-            _rendered(new_messages),
-            tools=_specs(tools),
+            opening, list(previous_sampled_ids), _rendered(new_messages), tools=_specs(tools)
         )
+        previous = [*opening, *previous_sampled_ids]
         if bridge is None or bridge.token_ids[: len(previous)] != previous:
             return None
-        return bridge.token_ids
+        return [*previous_prompt_ids[:turn], *bridge.token_ids]
 
     def parse(self, sampled_ids: Sequence[int]) -> Parsed:
         ids = list(sampled_ids)

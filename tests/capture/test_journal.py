@@ -1,3 +1,4 @@
+import asyncio
 import os
 import subprocess
 import sys
@@ -43,11 +44,15 @@ def three_calls() -> list[Call]:
     return [first, second, call(2, second, (6,), shared=2)]
 
 
-def write(path: Path) -> list[Call]:
-    calls = three_calls()
-    with CallJournal(path, fsync=True) as journal:
-        for each in calls:
-            journal.commit(each)
+def write(path: Path, calls: list[Call] | None = None) -> list[Call]:
+    calls = calls or three_calls()
+
+    async def commit() -> None:
+        with CallJournal(path, fsync=True) as journal:
+            for each in calls:
+                await journal.commit(each)
+
+    asyncio.run(commit())
     return calls
 
 
@@ -59,9 +64,7 @@ def test_a_prompt_is_stored_once(tmp_path: Path) -> None:
     calls = [call(0, None, tuple(range(50_000, 52_000)))]
     for position in range(1, 20):
         calls.append(call(position, calls[-1], (7, 8)))
-    with CallJournal(tmp_path / "r.log", fsync=False) as journal:
-        for each in calls:
-            journal.commit(each)
+    write(tmp_path / "r.log", calls)
     assert (tmp_path / "r.log").stat().st_size < 2000 * 6 + 20 * 1000
     assert read_calls(tmp_path / "r.log") == calls
 

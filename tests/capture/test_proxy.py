@@ -378,6 +378,7 @@ async def test_the_unix_socket_is_the_same_door(bench: Bench) -> None:
     assert len(str(bench.boundary.socket)) < 108
     assert bench.boundary.socket.stat().st_mode & 0o777 == 0o666
     assert bench.boundary.socket.parent.stat().st_mode & 0o777 == 0o711
+    assert bench.boundary.socket.with_name("admin").stat().st_mode & 0o777 == 0o600
 
 
 async def test_a_client_that_leaves_by_the_unix_socket_cancels_too(bench: Bench) -> None:
