@@ -49,7 +49,7 @@ class Forward:
         return self._policy.logits(self._policy.final(hidden[-1:]))
 
     def step(self, slots: Sequence[int], ids: Sequence[int]) -> Tensor:
-        """Compute one more token in each of the given slots -> logits [len(slots), V]."""
+        """Compute one more token in each of the given slots, in ascending order -> logits [len(slots), V]."""
         cache, lengths = self._cache, [self._cache.length(slot) for slot in slots]
         end = max(lengths) + 1
         cache.reserve(end)
@@ -61,11 +61,12 @@ class Forward:
         see = self._slot_by_slot(slots, lengths) if self._sparse(slots) else self._together(slot, length, end)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            cache.keys[layer, slot, :, length] = k[row]
-            cache.values[layer, slot, :, length] = v[row]
-            seen = torch.zeros_like(q)
-            seen[row] = see(layer, q[row])
-            return seen
+            every = len(slot) == len(q)
+            cache.keys[layer, slot, :, length] = k if every else k[row]
+            cache.values[layer, slot, :, length] = v if every else v[row]
+            if every:
+                return see(layer, q)
+            return torch.zeros_like(q).index_copy_(0, row, see(layer, q[row]))
 
         hidden = self._hidden(token, position, attend)
         for number, taken in zip(slots, ids, strict=True):
@@ -94,17 +95,19 @@ class Forward:
         return see
 
     def _together(self, slot: Tensor, length: Tensor, end: int) -> See:
-        cache, count = self._cache, int(slot.max()) + 1
+        cache, count = self._cache, int(slot[-1]) + 1
         last = torch.zeros(count, dtype=torch.int64)
         last[slot] = length
-        visible = (torch.arange(end) <= last[:, None])[:, None, None]
+        # As scores to add: the kernel would turn a bool mask into them once per layer.
+        hide = torch.zeros(count, 1, 1, end).masked_fill_(
+            (torch.arange(end) > last[:, None])[:, None, None], float("-inf")
+        )
 
         def see(layer: int, q: Tensor) -> Tensor:
-            spread = q.new_zeros(count, *q.shape[1:])
-            spread[slot] = q
+            q = q if count == len(slot) else q.new_zeros(count, *q.shape[1:]).index_copy_(0, slot, q)
             keys, values = cache.keys[layer, :count, :, :end], cache.values[layer, :count, :, :end]
-            seen = F.scaled_dot_product_attention(self._grouped(spread), keys, values, attn_mask=visible)
-            return seen.flatten(1, 2)[slot]
+            seen = F.scaled_dot_product_attention(self._grouped(q), keys, values, attn_mask=hide).flatten(1, 2)
+            return seen if count == len(slot) else seen[slot]
 
         return see
 

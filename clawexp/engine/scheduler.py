@@ -150,6 +150,7 @@ class Scheduler:
             self._admit(self._queue.popleft())
         self._fill()
         if self._drawing:
+            self._drawing.sort(key=lambda call: call.slot)
             logits = self._forward.step([call.slot for call in self._drawing], [call.ids[-1] for call in self._drawing])
             self._draw(self._drawing, logits)
 

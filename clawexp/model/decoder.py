@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from clawexp.errors import ConfigError
 from clawexp.model.checkpoint import Shape, read_config, shape_of
+from clawexp.model.rms_norm import rms_norm
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries [N, H, D], keys [N, G, D] and values [N, G, D] of one layer -> what the queries saw, [N, H, D]."""
@@ -45,15 +46,16 @@ class Layer(nn.Module):
     def forward(self, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """[N, hidden] -> [N, hidden]. `rope` is of `Policy.rope`."""
         shape = self.shape
-        qkv = F.linear(_rms_norm(hidden, self.attention_norm, shape.eps), self.qkv)
-        q, k, v = qkv.view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim).split(
-            (shape.heads, shape.kv_heads, shape.kv_heads), 1
-        )
+        qkv = F.linear(rms_norm(hidden, self.attention_norm, shape.eps), self.qkv)
+        heads = qkv.view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
+        qk, v = heads.split((shape.heads + shape.kv_heads, shape.kv_heads), 1)
         if shape.architecture == "qwen3":
-            q, k = _rms_norm(q, self.q_norm, shape.eps), _rms_norm(k, self.k_norm, shape.eps)
-        seen = attend(_rotate(q, rope), _rotate(k, rope), v)
+            weight = (self.q_norm.expand(shape.heads, -1), self.k_norm.expand(shape.kv_heads, -1))
+            qk = rms_norm(qk, torch.cat(weight), shape.eps)
+        q, k = _rotate(qk, rope).split((shape.heads, shape.kv_heads), 1)
+        seen = attend(q, k, v)
         hidden = hidden + F.linear(seen.reshape(len(hidden), -1), self.o)
-        gate, up = F.linear(_rms_norm(hidden, self.mlp_norm, shape.eps), self.gate_up).chunk(2, -1)
+        gate, up = F.linear(rms_norm(hidden, self.mlp_norm, shape.eps), self.gate_up).chunk(2, -1)
         return hidden + F.linear(F.silu(gate) * up, self.down)
 
     def parts(self) -> dict[str, Tensor]:
@@ -107,11 +109,13 @@ class Policy(nn.Module):
         return self.embedding if self.untied_head is None else self.untied_head
 
     def rope(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [N, 1, D/2] of positions [N]; angles in float32 as the released models had them."""
+        """Cosines and signed sines [N, 1, D] of positions [N]; angles in float32 as the released models had them."""
         dim = self.shape.head_dim
         exponents = torch.arange(0, dim, 2, device=position.device).float() / dim
         angles = position.float()[:, None, None] * (1.0 / self.shape.rope_theta**exponents)
-        return angles.cos().to(self.embedding.dtype), angles.sin().to(self.embedding.dtype)
+        cos, sin = angles.cos(), angles.sin()
+        rope = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return rope[0].to(self.embedding.dtype), rope[1].to(self.embedding.dtype)
 
     def embed(self, ids: Tensor) -> Tensor:
         """[N] -> [N, hidden]."""
@@ -119,7 +123,7 @@ class Policy(nn.Module):
 
     def final(self, hidden: Tensor) -> Tensor:
         """Normalise the last layer's output: what `head` reads."""
-        return _rms_norm(hidden, self.norm, self.shape.eps)
+        return rms_norm(hidden, self.norm, self.shape.eps)
 
     def logits(self, final: Tensor) -> Tensor:
         """[N, hidden] as of `final` -> [N, V]."""
@@ -138,9 +142,7 @@ class Policy(nn.Module):
     def take(self, weights: dict[str, Tensor]) -> None:
         """Copy weights in place. Nothing is changed if a name or a shape does not fit: then ConfigError."""
         mine = self.weights()
-        given = {
-            name: weights[name] for name in weights if not (self.shape.tied and name == "lm_head.weight")
-        }
+        given = {name: weights[name] for name in weights if not (self.shape.tied and name == "lm_head.weight")}
         wrong = sorted(mine.keys() ^ given.keys())
         wrong += [name for name in mine.keys() & given.keys() if mine[name].shape != given[name].shape]
         if wrong:
@@ -173,12 +175,8 @@ def _parameter(*size: int) -> nn.Parameter:
     return nn.Parameter(torch.zeros(size, dtype=torch.float32))
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
-
-
 def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     """Rotate each pair (i, i + D/2) of [N, heads, D]."""
     cos, sin = rope
     first, second = x.chunk(2, -1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    return torch.addcmul(x * cos, torch.cat((second, first), -1), sin)

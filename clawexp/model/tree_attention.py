@@ -63,9 +63,7 @@ class _TreeAttention(torch.autograd.Function):
         for start, end in ctx.blocks.causal:
             _add_grads(seen, (k, v), (start, end), (start, end), True, (dq, dk, dv))
         for side in ctx.blocks.sides:
-            _add_grads(
-                seen, (k, v), (side.start, side.end), (side.key_start, side.key_end), False, (dq, dk, dv)
-            )
+            _add_grads(seen, (k, v), (side.start, side.end), (side.key_start, side.key_end), False, (dq, dk, dv))
         if ctx.past is not None:
             past: Past = ctx.past
             memory = _heads_first(past.keys), _heads_first(past.values)

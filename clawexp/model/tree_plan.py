@@ -56,9 +56,7 @@ def check_trees(position: Ints, parent: Ints) -> None:
     depth = np.where(parent < 0, 0, position[parent] + 1)
     if np.any(position != depth):
         at = int(np.flatnonzero(position != depth)[0])
-        raise LearnerError(
-            f"packed trees: token {at} has position {position[at]}, its parent implies {depth[at]}"
-        )
+        raise LearnerError(f"packed trees: token {at} has position {position[at]}, its parent implies {depth[at]}")
     _check_order(parent)
 
 

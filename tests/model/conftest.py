@@ -1,11 +1,12 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-SIZE = {
+SIZE: dict[str, Any] = {
     "vocab_size": 97,
     "hidden_size": 48,
     "num_hidden_layers": 3,
@@ -33,9 +34,7 @@ def reference(tmp_path: Path) -> Reference:
             )
             model = Qwen3ForCausalLM(config)
         else:
-            config = LlamaConfig(
-                **SIZE, tie_word_embeddings=tied, rope_parameters=rope(1e5), initializer_range=0.2
-            )
+            config = LlamaConfig(**SIZE, tie_word_embeddings=tied, rope_parameters=rope(1e5), initializer_range=0.2)
             model = LlamaForCausalLM(config)
         for name, weight in model.named_parameters():
             if "norm" in name:

@@ -5,6 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from clawexp.errors import LearnerError
 from clawexp.model import tree_pass
@@ -161,16 +163,23 @@ def weighted(weights: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def per_path(model: PreTrainedModel, tokens: TreeTokens, targets: Tensor, weights: Tensor) -> Tensor:
-    """The same by transformers: each target on its own path, its gradients left in the model."""
+    """The same by transformers: one pass for each path from root to leaf, its gradients left in the model."""
     logprobs = torch.empty(len(targets), dtype=model.dtype)
-    for which, target in enumerate(targets.tolist()):
-        path = [target]
+    todo = {target: which for which, target in enumerate(targets.tolist())}
+    leaves = set(range(len(tokens.parent))) - set(tokens.parent.tolist())
+    for leaf in sorted(leaves):
+        path = [leaf]
         while int(tokens.parent[path[0]]) >= 0:
             path.insert(0, int(tokens.parent[path[0]]))
+        mine = [(place, todo.pop(token)) for place, token in enumerate(path) if token in todo]
+        if not mine:
+            continue
+        place, which = torch.tensor(mine).T
         ids = tokens.input_ids[path]
-        row = (model(ids[None, :-1]).logits[0, -1] / TEMPERATURE).log_softmax(-1)
-        weighted(weights)(row[ids[-1]][None], torch.tensor([which])).backward()
-        logprobs[which] = row[ids[-1]].detach()
+        rows = (model(ids[None]).logits[0, place - 1] / TEMPERATURE).log_softmax(-1)
+        found = rows.gather(1, ids[place, None])[:, 0]
+        weighted(weights)(found, which).backward()
+        logprobs[which] = found.detach()
     return logprobs
 
 
@@ -180,7 +189,7 @@ def gradient_error(policy: Policy, model: PreTrainedModel) -> float:
     for parameter, source in zip(grads.parameters(), policy.parameters(), strict=True):
         assert source.grad is not None
         parameter.data = source.grad
-    want = {name: parameter.grad for name, parameter in model.named_parameters()}
+    want = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     got = grads.weights()
     assert got.keys() == want.keys()
     off = sum(float((got[name] - grad).square().sum()) for name, grad in want.items())
@@ -191,8 +200,8 @@ def without_float32_norms(model: PreTrainedModel) -> PreTrainedModel:
     """transformers computes norms in float32 whatever the model's type; give it norms that do not."""
     for module in list(model.modules()):
         for name, child in module.named_children():
-            if type(child).__name__.endswith("RMSNorm"):
+            if isinstance(child, Qwen3RMSNorm | LlamaRMSNorm):
                 norm = torch.nn.RMSNorm(len(child.weight), child.variance_epsilon, dtype=child.weight.dtype)
-                norm.weight = child.weight
+                norm.weight = torch.nn.Parameter(child.weight.detach())
                 setattr(module, name, norm)
     return model

@@ -1,0 +1,105 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from tiny_engine import CONTEXT, Checkpoint, prompt
+
+from clawexp.engine import scheduler as scheduling
+from clawexp.engine.decode import Forward
+from clawexp.engine.scheduler import Generating, Scheduler
+from clawexp.model.decoder import Policy
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lengths of the prompt chunks that were computed."""
+    lengths: list[int] = []
+    chunk = Forward.chunk
+
+    def counted(self, slot, ids):
+        lengths.append(len(ids))
+        return chunk(self, slot, ids)
+
+    monkeypatch.setattr(scheduling.Forward, "chunk", counted)
+    return lengths
+
+
+@asynccontextmanager
+async def working(checkpoint: Checkpoint, slots: int = 4, prefill_chunk: int = 16) -> AsyncIterator[Scheduler]:
+    policy = Policy.load(checkpoint.folder).requires_grad_(False)
+    scheduler = Scheduler(
+        policy,
+        seed=0,
+        slots=slots,
+        prefill_chunk=prefill_chunk,
+        context=CONTEXT,
+        deterministic=False,
+    )
+    async with asyncio.TaskGroup() as group:
+        work = group.create_task(scheduler.run())
+        yield scheduler
+        work.cancel()
+
+
+async def generate(scheduler: Scheduler, ids: list[int], key: str = "a", max_tokens: int = 8) -> Generating:
+    return await scheduler.generate(key, ids, 1.0, max_tokens, [])
+
+
+async def test_the_next_turn_computes_only_what_is_new(checkpoint, computed):
+    async with working(checkpoint) as scheduler:
+        first = prompt(0, 60)
+        answer = await generate(scheduler, first)
+        del computed[:]
+        await generate(scheduler, [*first, *answer.ids, *prompt(1, 10)])
+    assert sum(computed) == 11  # the last sampled id was never computed
+
+
+async def test_a_group_computes_its_prompt_once(checkpoint, computed):
+    async with working(checkpoint) as scheduler, asyncio.TaskGroup() as group:
+        for number in range(4):
+            group.create_task(generate(scheduler, prompt(0, 60), str(number)))
+    assert sum(computed) == 60 + 3  # and of each other member its last token, for the logits
+
+
+async def test_more_calls_than_slots_wait_and_are_all_answered(checkpoint):
+    async with working(checkpoint, slots=2) as scheduler:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(generate(scheduler, prompt(n, 5 + n), str(n))) for n in range(9)]
+        assert [len(task.result().ids) for task in tasks] == [8] * 9
+        assert scheduler.busy == 0
+
+
+async def test_a_long_prompt_does_not_stall_who_is_being_answered(checkpoint, computed):
+    async with working(checkpoint) as scheduler, asyncio.TaskGroup() as group:
+        short = group.create_task(generate(scheduler, prompt(0, 5), "short"))
+        await asyncio.sleep(0)
+        long = group.create_task(generate(scheduler, prompt(1, 190), "long"))
+        await short
+        assert not long.done()
+        assert sum(computed) < 5 + 190
+
+
+async def test_weights_that_come_during_a_prompt_are_used_for_all_of_it(checkpoint, other_checkpoint):
+    async with working(checkpoint) as scheduler:
+        ids = prompt(0, 150)
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(generate(scheduler, ids))
+            for _ in range(4):
+                await asyncio.sleep(0)
+            scheduler.load(Policy.load(other_checkpoint.folder).weights(), 5)
+        got = call.result()
+        assert got.spans() == [{"version": 5, "start": 0, "end": 8}]
+        want = other_checkpoint.logprobs(ids, got.ids, 1.0)
+        assert max(abs(a - b) for a, b in zip(got.logprobs, want, strict=True)) <= 1e-5
+
+
+async def test_a_cancelled_call_leaves_nothing_behind(checkpoint):
+    async with working(checkpoint, slots=1) as scheduler:
+        async with asyncio.TaskGroup() as group:
+            calls = [group.create_task(generate(scheduler, prompt(n, 30), str(n), 150)) for n in range(3)]
+            await asyncio.sleep(0.01)
+            for call in calls:
+                call.cancel()
+        assert scheduler.busy == 0
+        assert len((await generate(scheduler, prompt(0, 30))).ids) == 8
