@@ -5,8 +5,7 @@ value has a default in code: defaults live in `conf/` alone. Component modules i
 configuration is checked in a second.
 """
 
-from collections.abc import Callable
-from typing import TypeVar, dataclass_transform
+from typing import TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
@@ -17,7 +16,5 @@ T = TypeVar("T")
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def component(cls: type[T]) -> type[T]:
     """Make `cls` a component. Unknown fields and values of the wrong type raise `pydantic.ValidationError`."""
-    wrap: Callable[[type[T]], type[T]] = dataclass(
-        frozen=True, kw_only=True, config=ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-    )
-    return wrap(cls)
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    return cast("type[T]", dataclass(cls, frozen=True, kw_only=True, config=config))

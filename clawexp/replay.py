@@ -8,7 +8,7 @@ from clawexp.tree import grow
 
 
 def replayed_loss(experiment: Experiment, folder: RunFolder, step: int) -> float:
-    """The loss of step `step`, from the journal and the checkpoint before it. Raises JournalError where calls are gone."""
+    """The loss of a step, from the journal and the checkpoint before it. Raises JournalError where calls are gone."""
     rollouts = folder.rollouts(step)
     trees = [grow(rollout) for rollout in rollouts if rollout.calls]
     batch = packed(experiment, trees, rollouts, advantages(experiment, rollouts))

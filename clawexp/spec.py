@@ -119,17 +119,29 @@ class Model:
 
 @runtime_checkable
 class Algo(Protocol):
-    """How it learns: advantages over rollouts, a loss over sampled tokens, and the optimiser's numbers."""
+    """How it learns: advantages over rollouts, a loss over sampled tokens, and the optimiser's numbers.
+
+    What tensors it takes is said by `clawexp.learner.Objective`; here they are Any, since this module has no torch.
+    """
 
     lr: float
     betas: tuple[float, float]
     weight_decay: float
     warmup_steps: int
     grad_clip: float
+    recompute_old: bool
+    normaliser: Literal["rollout", "token", "constant"]
+    constant_tokens: int
+    leaf_filter: Literal["cause", "paper"]
+    auxiliary: Literal["full", "drop"]
 
     def advantages(
         self, rewards: Sequence[float], groups: Sequence[tuple[str, str]], valid: Sequence[bool]
     ) -> list[float]: ...
+
+    def loss(
+        self, logprob: Any, old_logprob: Any, behaviour_logprob: Any, positive: Any, negative: Any
+    ) -> tuple[Any, dict[str, Any]]: ...
 
 
 @component

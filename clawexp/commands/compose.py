@@ -20,6 +20,9 @@ from clawexp.commands.walk import key_paths, problems_of
 from clawexp.errors import ConfigError
 from clawexp.spec import Experiment
 
+OPTIONAL_GROUPS = ("experiment",)
+"""Groups that may be `null`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
@@ -51,6 +54,16 @@ def nearest(word: str, known: Sequence[str]) -> str:
     return f"choose one of {', '.join(known)}" if len(known) <= 12 else "see --cfg job for all keys"
 
 
+def _nearest_key(key: str, known: Sequence[str]) -> str:
+    """Looks in the key's own section first, where that exists."""
+    section = key.rpartition(".")[0]
+    siblings = [k for k in known if k.rpartition(".")[0] == section] if section else []
+    close = difflib.get_close_matches(key, siblings, n=1, cutoff=0.8)
+    if siblings and not close:
+        return f"{section} has {', '.join(k.rpartition('.')[2] for k in siblings)}"
+    return nearest(key, close or known)
+
+
 def composed(overrides: Sequence[str], config_dir: str | None = None, config_name: str | None = None) -> DictConfig:
     """The config that these overrides compose. Raises HydraException."""
     GlobalHydra.instance().clear()
@@ -69,7 +82,7 @@ def check(overrides: Sequence[str], config_dir: str | None = None, config_name: 
     usable = [o for o in chosen if not list(_unknown_options(o, options[o.key_or_group]))]
     try:
         config = composed([_first_point(o) for o in usable], config_dir, config_name)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         refuse([*problems, *bad_options, Problem(where="config", what=str(error).strip())])
         raise AssertionError from error
     problems += bad_options + _misplaced(valued, config, list(options))
@@ -124,7 +137,8 @@ def _unknown_options(override: Override, known: list[str]) -> Iterator[Problem]:
     for choice in _choices(override):
         text = choice.strip("[]").split(",") if isinstance(choice, str) else _names(choice)
         for name in (n.strip() for n in text):
-            if name not in known and name not in ("null", "None"):
+            optional = override.key_or_group in OPTIONAL_GROUPS and name in ("null", "None")
+            if name not in known and not optional:
                 what = f"no such {override.key_or_group}; {nearest(name, known)}"
                 yield Problem(where=f"{override.key_or_group}={name}", what=what)
 
@@ -142,7 +156,7 @@ def _misplaced(valued: Sequence[Override], config: DictConfig, group_names: list
     for override in valued:
         key = override.key_or_group
         if key not in known and not override.is_force_add():
-            problems.append(Problem(where=str(override.input_line), what=f"no such key; {nearest(key, known)}"))
+            problems.append(Problem(where=str(override.input_line), what=f"no such key; {_nearest_key(key, known)}"))
         elif isinstance(OmegaConf.select(config, key), DictConfig) and not override.is_delete():
             what = f"{key} is a section, not a value; set one of its keys, such as {key}." + next(
                 iter(OmegaConf.select(config, key)), "..."

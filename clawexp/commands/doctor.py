@@ -1,4 +1,4 @@
-"""What this machine can run, group by group, and what to do about the rest. Looks at everything, starts next to nothing."""
+"""What this machine can run, group by group, and what to do about the rest. Looks, and starts next to nothing."""
 
 import os
 import shutil

@@ -1,29 +1,37 @@
 """What a run would start: the page that `--dry-run` prints."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from clawexp.commands.compose import build
-from clawexp.records import Link
+from clawexp.records import Command, Finished, Link
 from clawexp.spec import Experiment
 
 
-@dataclass(frozen=True)
+@dataclass
 class _NoSandbox:
     """Stands where a sandbox would, for commands that are printed and not run."""
 
     id: str = "dry-run"
     workspace: str = "/work"
     home: str = "/home/agent"
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
-    async def run(self, command: Any) -> Any:
+    async def run(self, command: Command) -> Finished:
         raise AssertionError("a dry run runs nothing")
 
-    put = get = files = run
+    async def put(self, files: Mapping[str, bytes]) -> None:
+        await self.run(Command(argv=()))
+
+    async def get(self, path: str) -> bytes:
+        raise FileNotFoundError(path)
+
+    async def files(self) -> dict[str, int]:
+        return {}
 
 
 def print_plan(config: DictConfig) -> None:

@@ -16,6 +16,7 @@ from clawexp.commands.arguments import Arguments, conf_folder, sort_arguments
 from clawexp.commands.compose import build, check, composed, resolved
 from clawexp.commands.plan import print_plan
 from clawexp.errors import ClawexpError, ConfigError
+from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.run_folder import RunFolder, find_run
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ def run(argv: Sequence[str]) -> int:
     if arguments.dry_run:
         print_plan(composed(arguments.overrides, config_dir, config_name))
         return 0
+    if not arguments.shows and not arguments.multirun and config_name is None:
+        checkpoint_folder(build(composed(arguments.overrides)).model.path)
     sys.argv = ["clawexp", *arguments.flags, *arguments.overrides, *_run_folder(arguments)]
     hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(task)()
     return 0
@@ -61,7 +64,7 @@ def task(config: DictConfig) -> dict[str, float]:
         )
         raise
     except ClawexpError as error:
-        log.error("%s", error, exc_info=True)
+        log.info("the run ended with an error", exc_info=True)  # for the log file; the console gets its message
         print(f"clawexp: {error}", file=sys.stderr)
         if folder.checkpoint_steps():
             print(f"clawexp: go on with: python -m clawexp {_again(folder)}", file=sys.stderr)

@@ -57,7 +57,7 @@ def _fits(path: str, value: Any, hint: Any) -> Iterator[tuple[str, str]]:
     except ValidationError as error:
         for detail in error.errors():
             where = ".".join([path, *(str(part) for part in detail["loc"] if not _is_noise(part))])
-            yield where, f"{detail['msg'][0].lower()}{detail['msg'][1:]} (it is {detail['input']!r})"
+            yield where, f"{detail['msg'].removeprefix('Input ')} (it is {detail['input']!r})"
 
 
 def _is_noise(part: int | str) -> bool:

@@ -56,7 +56,8 @@ def _output(task: Task) -> list[str]:
 def _wrong_contents(task: Task, grader: FileGrader, rng: random.Random) -> list[str]:
     """Wrong answers, the likely ones first: another field, a cut answer, too much of the file."""
     answer, rows = grader.answer, grader.answer.split("\n")
-    source = task.files[[arguments["path"] for name, arguments in task.oracle if name == "read"][-1]].decode()
+    read = [arguments["path"] for name, arguments in task.oracle if name == "read"]
+    source = task.files[read[-1]].decode() if read else task.instruction
     swapped = [_swap(answer, source, rng) for _ in range(MAX_PER_CALL)]
     cut = ["\n".join(rows[:-1]), "\n".join(rows[1:])] if len(rows) > 1 else [answer[:-1]]
     around = [line for line in source.split("\n") if answer in line]

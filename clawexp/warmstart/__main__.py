@@ -1,6 +1,7 @@
-"""Make the tiny model: `python -m clawexp.warmstart FOLDER [--steps N] [--sketches FILE]`."""
+"""Make the tiny model: `python -m clawexp.warmstart FOLDER [--steps N] ...`."""
 
 import argparse
+import asyncio
 import json
 import logging
 import random
@@ -8,25 +9,32 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from hydra.utils import instantiate
 
 from clawexp.capture.rendering import Qwen3Rendering
 from clawexp.capture.tokenizer import Tokenizer
+from clawexp.commands.compose import composed
 from clawexp.model.decoder import Policy
+from clawexp.spec import Harness, Runtime
 from clawexp.taskset.workbench import Workbench
 from clawexp.warmstart.demonstration import Demonstration, demonstrate, letter_pieces, scrambled, solution
 from clawexp.warmstart.fit import Fit, fit, tiny_config
 from clawexp.warmstart.initial import initialise
+from clawexp.warmstart.record import record
 from clawexp.warmstart.rehearsal import rehearse
-from clawexp.warmstart.sketch import Sketch, read_sketches
+from clawexp.warmstart.sketch import Sketch, read_sketches, write_sketches
 from clawexp.warmstart.tokenizer import SPECIAL, library_text, train_tokenizer, write_tokenizer
 
 VOCAB = 4096
+FAMILIES = ("lookup", "copy", "pick", "config")
 NUMBERS = {"builtin": 32, "pi": 12, "openclaw": 8}
 """Demonstrations a step; the others' prompts are long, and computed once a step."""
 FOREIGN_EVERY = 8
 """Steps between those in which third-party harnesses speak."""
 REHEARSAL_STEPS = 150
 """Steps of rehearsal alone, at the beginning; it goes on beside the demonstrations."""
+BLURRED = 0.75
+"""Of all steps, the share after which demonstrations are wrong more often than not."""
 REHEARSALS = (40, 8)
 """Sequences a step, at the beginning and later."""
 
@@ -34,13 +42,13 @@ REHEARSALS = (40, 8)
 class Demonstrations:
     """An endless, seeded source of demonstrations."""
 
-    def __init__(self, sketches: Sequence[Sketch], folder: Path, right: float, seed: int) -> None:
+    def __init__(self, sketches: Sequence[Sketch], folder: Path, right: float, blurred_from: int, seed: int) -> None:
         self.sketches = sketches
         self.tokenizer = Tokenizer(folder)
         self.rendering = Qwen3Rendering(self.tokenizer)
         self.pieces = letter_pieces(self.tokenizer, VOCAB)
-        self.bench = Workbench(level=1, families=(), long_tokens=1)
-        self.right, self.seed = right, seed
+        self.bench = Workbench(level=1, families=FAMILIES, long_tokens=1)
+        self.right, self.blurred_from, self.seed = right, blurred_from, seed
 
     def groups(self, step: int) -> list[list[Demonstration]]:
         rng = random.Random(f"{self.seed}/{step}")
@@ -59,22 +67,37 @@ class Demonstrations:
     def group(self, sketch: Sketch, number: int, step: int, rng: random.Random) -> list[Demonstration]:
         today = sketch.varied(rng)
         tasks = self.bench.train(step, number, self.seed + sum(map(ord, sketch.harness)))
-        texts = [scrambled(solution(task, rng, self.right), rng, self.pieces) for task in tasks]
+        right = self.right if step >= self.blurred_from else 1.0
+        texts = [scrambled(solution(task, rng, right), rng, self.pieces) for task in tasks]
         return [demonstrate(text, today, self.rendering, self.tokenizer, rng) for text in texts]
 
 
 def corpus(sketches: Sequence[Sketch]) -> list[str]:
     """What the tokenizer is trained on: prompts of the size and shape that harnesses send, instructions, plain text."""
     prompts = [s.system + "\n" + s.user + "\n".join(json.dumps(tool) for tool in s.tools) for s in sketches]
-    tasks = Workbench(level=1, families=(), long_tokens=1).train(0, 2000, 7)
+    tasks = Workbench(level=1, families=FAMILIES, long_tokens=1).train(0, 2000, 7)
     talk = [task.instruction + json.dumps({"path": path}) for task in tasks for path in task.files]
     return [*prompts * 20, *talk, *library_text(2.0)]
+
+
+def record_all(file: Path) -> list[Sketch]:
+    """Run each harness once against the scripted model, as `conf/` has it; kept in `file` for another time."""
+    sketches = []
+    for name in NUMBERS:
+        config = composed([f"harness={name}"])
+        harness: Harness = instantiate(config.harness[name], _convert_="all")
+        runtime: Runtime = instantiate(config.runtime, _convert_="all")
+        if harness.prepared() is not None:
+            harness.prepare()
+        sketches.append(asyncio.run(record(name, harness, runtime)))
+    write_sketches(file, sketches)
+    return sketches
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m clawexp.warmstart", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--sketches", type=Path, required=True)
+    parser.add_argument("--sketches", type=Path, help="recorded before; otherwise the harnesses are run now")
     parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--right", type=float, default=0.4)
@@ -83,10 +106,10 @@ def main() -> None:
     given = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     torch.set_num_threads(given.threads)
-    sketches = read_sketches(given.sketches)
     given.folder.mkdir(parents=True, exist_ok=True)
+    sketches = read_sketches(given.sketches) if given.sketches else record_all(given.folder / "sketches.json")
     write_tokenizer(train_tokenizer(corpus(sketches), VOCAB), given.folder)
-    source = Demonstrations(sketches, given.folder, given.right, given.seed)
+    source = Demonstrations(sketches, given.folder, given.right, round(BLURRED * given.steps), given.seed)
     config = tiny_config(VOCAB, source.tokenizer.eos_token_id or 0)
     (given.folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     policy = Policy(config)

@@ -26,6 +26,16 @@ class Text:
     files: Mapping[str, str]
     calls: tuple[tuple[str, Mapping[str, Any]], ...]
 
+    @property
+    def remark(self) -> str:
+        """What is said before the last call: the line that holds its one-word answer, so that it is looked up aloud."""
+        name, arguments = self.calls[-1]
+        if name != "write" or "\n" in arguments["content"]:
+            return ""
+        lines = [line for content in self.files.values() for line in content.split("\n")]
+        found = [line for line in lines if re.search(rf"[ ,]{re.escape(arguments['content'])}$", line)]
+        return next((line for line in found if " = " in line or "," in line), "")
+
 
 def solution(task: Task, rng: random.Random, right: float) -> Text:
     """The oracle with probability `right`, else something plausible and wrong: another answer, or none at all."""
@@ -82,8 +92,8 @@ def demonstrate(
     prompt = rendering.render(messages, tools)
     sampled: list[bool] = [False] * len(prompt)
     files = dict(text.files)
-    for name, arguments in text.calls:
-        answer = said_call(name, arguments, tokenizer)
+    for number, (name, arguments) in enumerate(text.calls, start=1):
+        answer = said_call(name, arguments, tokenizer, text.remark if number == len(text.calls) else "")
         result = sketch.result(name, arguments, files)
         if name == "write":
             files[arguments["path"]] = arguments["content"]
@@ -95,10 +105,11 @@ def demonstrate(
     return Demonstration(prompt + closing, sampled + [True] * len(closing))
 
 
-def said_call(name: str, arguments: Mapping[str, Any], tokenizer: Tokenizer) -> list[int]:
-    """The ids of an answer that calls one tool, as Qwen3's template writes it."""
+def said_call(name: str, arguments: Mapping[str, Any], tokenizer: Tokenizer, remark: str) -> list[int]:
+    """The ids of an answer that calls one tool, after a remark or none, as Qwen3's template writes it."""
     call = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
-    return [*tokenizer.encode(f"<tool_call>\n{call}\n</tool_call>"), tokenizer.eos_token_id or 0]
+    said = f"{remark}\n" if remark else ""
+    return [*tokenizer.encode(f"{said}<tool_call>\n{call}\n</tool_call>"), tokenizer.eos_token_id or 0]
 
 
 def letter_pieces(tokenizer: Tokenizer, count: int) -> list[str]:

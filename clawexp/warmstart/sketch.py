@@ -21,6 +21,7 @@ WROTE = ("walnut.txt", "seven plums")
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_INSTALLED = re.compile(r"(?:/[\w.@-]+)+(?=/node_modules)")
 _CLOCK = re.compile(r"\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) (\d{4}-\d\d-\d\d) \d\d:\d\d")
 
 
@@ -37,14 +38,15 @@ class Sketch:
     """What the write tool reports, with `{size}` and `{path}`."""
 
     def varied(self, rng: random.Random) -> "Sketch":
-        """The same harness on another day, in another session."""
+        """The same harness on another day, in another session, installed in another folder."""
         date = f"20{rng.randint(24, 29)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
         clock = f"[{rng.choice(_DAYS)} {date} {rng.randint(0, 23):02}:{rng.randint(0, 59):02}"
         session = str(uuid.UUID(int=rng.getrandbits(128), version=4))
         user = _CLOCK.sub(clock, _UUID.sub(session, self.user))
+        folder = "/".join(["", *(f"{rng.getrandbits(24):x}" for _ in range(rng.randint(1, 5)))])
         return Sketch(
             harness=self.harness,
-            system=_DATE.sub(date, self.system),
+            system=_INSTALLED.sub(folder, _DATE.sub(date, self.system)),
             tools=self.tools,
             user=user,
             wrote=self.wrote,

@@ -2,7 +2,7 @@
 
 Words, digits and the runs between them are split before any merge, and a word never takes the space before it: a file
 name has the same ids in an instruction, in a JSON argument and in a file. A model of a million parameters can learn to
-copy only so.
+copy only so. The same holds after a line break, which JSON writes as a backslash and a letter: that pair is split too.
 """
 
 import json
@@ -23,7 +23,7 @@ SPECIAL = (
     "<think>",
     "</think>",
 )
-SPLIT = r"\p{L}+|\p{N}|[^\p{L}\p{N}]+"
+SPLIT = r"\\[nrt\"\\]|\p{L}+|\p{N}|[^\p{L}\p{N}\\]+|\\"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:

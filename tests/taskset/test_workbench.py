@@ -127,7 +127,7 @@ def test_a_task_once_published_stays_as_it_is() -> None:
 def test_task_ids_are_unique_over_steps_and_families_take_turns() -> None:
     tasks = [task for step in range(20) for task in workbench(1).train(step, 3, seed=0)]
     assert len({task.id for task in tasks}) == 60
-    assert [task.tags[1] for task in tasks[:5]] == ["lookup", "copy", "pick", "config", "lookup"]
+    assert [task.tags[1] for task in tasks[:5]] == ["lookup", "copy", "pick", "config", "make"]
 
 
 def test_a_chosen_family_of_a_lower_level_joins_in() -> None:

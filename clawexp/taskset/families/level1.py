@@ -29,6 +29,12 @@ CONFIG = (
     "Change {key} to {value} in {file}.",
     "In {file}, change {key} to {value} and keep the rest.",
 )
+MAKE = (
+    "Create {out} with {word} in it.",
+    "Write {word} to {out}.",
+    "Make a file {out} that says {word}.",
+    "Save {word} as {out}.",
+)
 
 
 def lookup(draw: Draw) -> Draft:
@@ -87,6 +93,18 @@ def config(draw: Draw) -> Draft:
     )
 
 
+def make(draw: Draw) -> Draft:
+    """A new file with a given word: one tool call, and nothing to read."""
+    out, word = draw.file("txt"), draw.word("thing")
+    return Draft(
+        instruction=draw.phrase(MAKE, out=out, word=word),
+        files={},
+        path=out,
+        answer=word,
+        shape="value",
+    )
+
+
 def lines(settings: Mapping[str, str]) -> str:
     return "\n".join(f"{key} = {value}" for key, value in settings.items())
 
@@ -95,4 +113,4 @@ def _settings(draw: Draw) -> dict[str, str]:
     return {key: draw.value() for key in draw.words("key", draw.rng.randint(2, 4))}
 
 
-FAMILIES: dict[str, Family] = {"lookup": lookup, "copy": copy, "pick": pick, "config": config}
+FAMILIES: dict[str, Family] = {"lookup": lookup, "copy": copy, "pick": pick, "config": config, "make": make}
