@@ -7,16 +7,14 @@ from pathlib import Path
 from clawexp.metrics import measure_evaluation
 from clawexp.rollout import gather
 from clawexp.run import evaluation_attempts, open_site
-from clawexp.run_folder import RunFolder
 from clawexp.spec import Experiment
 
 
 async def evaluate(experiment: Experiment, weights: Path | None) -> dict[str, float]:
     """Metrics of `eval.rollouts` attempts at each held-out task, by `weights` or by the model as it ships."""
     with tempfile.TemporaryDirectory(prefix="clawexp-eval-") as name:
-        folder = RunFolder(path=Path(name))
-        folder.calls.mkdir()
-        async with experiment.model.engine.serve(experiment.model, experiment.seed, folder.path) as engine:
+        folder = Path(name)
+        async with experiment.model.engine.serve(experiment.model, experiment.seed, folder) as engine:
             if weights is not None:
                 await engine.load(weights, 1)
             async with open_site(experiment, folder, engine) as site:

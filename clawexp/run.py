@@ -225,14 +225,14 @@ async def open_run(experiment: Experiment, folder: RunFolder, config: Mapping[st
         engine = await stack.enter_async_context(
             experiment.model.engine.serve(experiment.model, experiment.seed, folder.path)
         )
-        site = await stack.enter_async_context(open_site(experiment, folder, engine))
+        site = await stack.enter_async_context(open_site(experiment, folder.path, engine))
         run = Run(experiment, folder, learner, engine, site, sinks)
         await run.load(version=start)
         yield run
 
 
 @asynccontextmanager
-async def open_site(experiment: Experiment, folder: RunFolder, engine: EngineHandle) -> AsyncIterator[Site]:
+async def open_site(experiment: Experiment, folder: Path, engine: EngineHandle) -> AsyncIterator[Site]:
     """The place where rollouts are made: a folder of this process's own, and the model boundary."""
     scratch_root().mkdir(mode=0o711, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch_root(), prefix="run-", ignore_cleanup_errors=True) as name:
@@ -240,7 +240,7 @@ async def open_site(experiment: Experiment, folder: RunFolder, engine: EngineHan
         root.chmod(0o711)
         run_id = root.name
         mark(root, run_id)
-        async with boundary(experiment.capture, experiment.model, engine.url, engine.key, folder.path) as at:
+        async with boundary(experiment.capture, experiment.model, engine.url, engine.key, folder) as at:
             yield Site(
                 run_id=run_id,
                 root=root,

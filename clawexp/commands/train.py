@@ -18,6 +18,7 @@ from clawexp.commands.plan import print_plan
 from clawexp.errors import ClawexpError, ConfigError
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.run_folder import RunFolder, find_run
+from clawexp.spec import Experiment
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,20 @@ def _train(config: DictConfig, folder: RunFolder) -> dict[str, float]:
     # torch is imported only now, when the experiment is known to be possible.
     from clawexp.experiment import train_until_done
 
-    return train_until_done(experiment, folder, resolved(config))
+    print(f"run {folder.path}: {_summary(experiment)}; starting", file=sys.stderr)
+    last = train_until_done(experiment, folder, resolved(config))
+    print(f"done; what the run left is in {folder.path}", file=sys.stderr)
+    return last
+
+
+def _summary(experiment: Experiment) -> str:
+    """`64 rollouts a step for 36 steps, builtin with tiny`"""
+    rollouts = sum(
+        (experiment.num_tasks or harness.num_tasks) * (experiment.group_size or harness.group_size)
+        for harness in experiment.harness.values()
+    )
+    harnesses = " and ".join(experiment.harness)
+    return f"{rollouts} rollouts a step for {experiment.steps} steps, {harnesses} with {experiment.model.name}"
 
 
 def _again(folder: RunFolder) -> str:
