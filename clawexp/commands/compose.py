@@ -1,8 +1,10 @@
 """Overrides -> a checked experiment. All problems of a command line are found at once, before torch is imported."""
 
 import difflib
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -67,8 +69,10 @@ def _nearest_key(key: str, known: Sequence[str]) -> str:
 def composed(overrides: Sequence[str], config_dir: str | None = None, config_name: str | None = None) -> DictConfig:
     """The config that these overrides compose. Raises HydraException."""
     GlobalHydra.instance().clear()
-    search = [f"hydra.searchpath=[file://{config_dir}]"] if config_dir else []
-    with initialize_config_dir(version_base="1.3", config_dir=str(conf_folder()), job_name="clawexp"):
+    # Hydra looks for a primary config in its first folder only, so a folder of the user's comes first.
+    first = str(Path(config_dir).absolute()) if config_dir else str(conf_folder())
+    search = [f"hydra.searchpath=[file://{conf_folder()}]"] if config_dir else []
+    with initialize_config_dir(version_base="1.3", config_dir=first, job_name="clawexp"):
         return compose(config_name or "config", overrides=[*overrides, *search])
 
 
@@ -148,6 +152,18 @@ def _first_point(override: Override) -> str:
     if not override.is_sweep_override():
         return str(override.input_line)
     return f"{override.get_key_element()}={next(iter(override.sweep_string_iterator()))}"
+
+
+def sweep_points(overrides: Sequence[str]) -> list[list[str]]:
+    """Every point of a sweep as plain overrides; one where nothing is swept. `[["a=1", "b=2"], ["a=1", "b=3"]]`"""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    choices = [
+        [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
+        if o.is_sweep_override()
+        else [str(o.input_line)]
+        for o in parsed
+    ]
+    return [list(point) for point in itertools.product(*choices)]
 
 
 def _misplaced(valued: Sequence[Override], config: DictConfig, group_names: list[str]) -> list[Problem]:

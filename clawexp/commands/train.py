@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from clawexp.commands.arguments import Arguments, conf_folder, sort_arguments
-from clawexp.commands.compose import build, check, composed, resolved
+from clawexp.commands.compose import build, check, composed, resolved, sweep_points
 from clawexp.commands.plan import print_plan
 from clawexp.errors import ClawexpError, ConfigError
 from clawexp.model.checkpoint import checkpoint_folder
@@ -31,7 +31,10 @@ def run(argv: Sequence[str]) -> int:
     if not arguments.shows:
         check(arguments.overrides, config_dir, config_name)
     if arguments.dry_run:
-        print_plan(composed(arguments.overrides, config_dir, config_name))
+        points = sweep_points(arguments.overrides)
+        if len(points) > 1:
+            print(f"# a sweep of {len(points)} points; the first:")
+        print_plan(composed(points[0], config_dir, config_name))
         return 0
     if not arguments.shows and not arguments.multirun and config_name is None:
         checkpoint_folder(build(composed(arguments.overrides)).model.path)
@@ -45,8 +48,8 @@ def _run_folder(arguments: Arguments) -> list[str]:
     if arguments.shows or any(o.startswith("hydra.") and ".dir=" in o for o in arguments.overrides):
         return []
     fresh = f"runs/{time.strftime('%Y-%m-%d')}/{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
-    if arguments.multirun:
-        return [f"hydra.sweep.dir={fresh}"]
+    if arguments.multirun or arguments.flag("--config-name", "-cn"):
+        return [f"hydra.run.dir={fresh}", f"hydra.sweep.dir={fresh}"]
     config = composed(arguments.overrides)
     folder = fresh if config.resume is None else find_run(config.resume, resolved(config)).path
     return [f"hydra.run.dir='{folder}'"]
