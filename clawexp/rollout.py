@@ -7,12 +7,20 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from clawexp.errors import CaptureError, ClawexpError, EngineError, HarnessError, RuntimeFault, TasksetError
+from clawexp.errors import (
+    CaptureError,
+    ClawexpError,
+    EngineError,
+    HarnessError,
+    JournalError,
+    RuntimeFault,
+    TasksetError,
+)
 from clawexp.outcome import Credit, Outcome
 from clawexp.records import Call, Finished, Link, Owner, Rollout, Sandbox, Task, Verdict
 from clawexp.spec import Harness, Model, RolloutOptions, Runtime
@@ -22,6 +30,7 @@ log = logging.getLogger(__name__)
 GRADED = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED, Outcome.PARSE_FAULT, Outcome.POLICY_FAULT})
 FAULTS = {
     CaptureError: Outcome.CAPTURE_FAULT,
+    JournalError: Outcome.CAPTURE_FAULT,
     EngineError: Outcome.ENGINE_FAULT,
     RuntimeFault: Outcome.RUNTIME_FAULT,
     HarnessError: Outcome.HARNESS_FAULT,
@@ -178,7 +187,7 @@ async def _attempt(attempt: Attempt, site: Site) -> Rollout:
     progress = _Progress()
     try:
         await _live(attempt, site, progress)
-    except* (ClawexpError, TimeoutError, OSError) as group:
+    except* (ClawexpError, OSError) as group:
         error = _first(group)
         progress.outcome = next((o for kind, o in FAULTS.items() if isinstance(error, kind)), Outcome.RUNTIME_FAULT)
         progress.reason = f"{type(error).__name__}: {error}"
@@ -222,12 +231,13 @@ async def _live(attempt: Attempt, site: Site, progress: _Progress) -> None:
         proxy_socket=site.boundary.socket,
         proxy_port=site.boundary.port,
     )
-    begin = time.monotonic()
-    async with site.runtime.sandbox(attempt.task, attempt.harness.needs(), owner) as sandbox:
+    limit = site.options.sandbox_s
+    async with AsyncExitStack() as stack:
+        with progress.stage("sandbox"):
+            async with _within(limit, RuntimeFault(f"no sandbox within {limit:g} s (rollout.sandbox_s)")):
+                place = site.runtime.sandbox(attempt.task, attempt.harness.needs(), owner)
+                sandbox = await stack.enter_async_context(place)
         progress.facts.update(sandbox.facts)
-        async with asyncio.timeout(site.options.sandbox_s):
-            await sandbox.put(attempt.task.files)
-        progress.times["sandbox"] = round(time.monotonic() - begin, 4)
         finished = await _act(attempt, site, sandbox, progress)
         progress.outcome, progress.reason = _judge(finished, progress, attempt)
         if progress.outcome in GRADED:
@@ -237,22 +247,42 @@ async def _live(attempt: Attempt, site: Site, progress: _Progress) -> None:
     progress.times["remove"] = round(time.monotonic() - begin, 4)
 
 
+@asynccontextmanager
+async def _within(seconds: float, fault: ClawexpError) -> AsyncIterator[None]:
+    """Raise `fault` when the block takes longer."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise fault from error
+
+
 async def _act(attempt: Attempt, site: Site, sandbox: Sandbox, progress: _Progress) -> Finished:
-    """Run the harness to its end, then settle: read its calls back from the journal."""
+    """Run the harness to its end, then settle."""
     key = await site.boundary.open(attempt.rollout_id, attempt.seed, attempt.temperature)
     try:
         with progress.stage("harness"):
             launch = attempt.harness.launch(attempt.task, _link(key, site, sandbox), sandbox)
             await sandbox.put(launch.files)
             finished = await sandbox.run(launch.command)
-    finally:
-        with progress.stage("settle"):
-            async with asyncio.timeout(site.options.settle_s):
-                closed = await site.boundary.close(attempt.rollout_id)
-        progress.calls = closed.calls
-        progress.facts["capture"] = dict(closed.counts)
+    except (ClawexpError, OSError):
+        # Not when cancelled: the boundary may be gone by then, and its error would take the cancellation's place.
+        await _settle(attempt, site, progress)
+        raise
+    await _settle(attempt, site, progress)
     progress.facts["harness"] = attempt.harness.counts(finished)
     return finished
+
+
+async def _settle(attempt: Attempt, site: Site, progress: _Progress) -> None:
+    """End the rollout at the boundary and read its calls back from the journal."""
+    limit = site.options.settle_s
+    fault = CaptureError(f"its last call was not in the journal within {limit:g} s (rollout.settle_s)")
+    with progress.stage("settle"):
+        async with _within(limit, fault):
+            closed = await site.boundary.close(attempt.rollout_id)
+    progress.calls = closed.calls
+    progress.facts["capture"] = dict(closed.counts)
 
 
 def _link(key: str, site: Site, sandbox: Sandbox) -> Link:
@@ -272,9 +302,9 @@ def _judge(finished: Finished, progress: _Progress, attempt: Attempt) -> tuple[O
     tail = (finished.stderr or finished.stdout).decode(errors="replace").strip()[-600:]
     named = attempt.harness.outcome(finished)
     if counts.get("capture_faults"):
-        return Outcome.CAPTURE_FAULT, str(counts["capture_faults"])
+        return Outcome.CAPTURE_FAULT, f"{counts['capture_faults']} model calls could not be captured; see capture.log"
     if counts.get("engine_faults"):
-        return Outcome.ENGINE_FAULT, str(counts["engine_faults"])
+        return Outcome.ENGINE_FAULT, f"the engine failed {counts['engine_faults']} model calls; see capture.log"
     if not progress.calls:
         return Outcome.HARNESS_FAULT, f"it made no model call and ended with {finished.code}: {tail}"
     if finished.timed_out:
@@ -294,8 +324,13 @@ def _judge(finished: Finished, progress: _Progress, attempt: Attempt) -> tuple[O
 
 
 async def _grade(attempt: Attempt, site: Site, sandbox: Sandbox) -> Verdict:
-    async with asyncio.timeout(site.options.grade_s):
+    about = f"the grader of task {attempt.task.id} gave no verdict"
+    limit = site.options.grade_s
+    async with _within(limit, TasksetError(f"{about} within {limit:g} s (rollout.grade_s)")):
         try:
-            return await attempt.task.grader.grade(sandbox)
-        except (OSError, ValueError) as error:
-            raise TasksetError(f"the grader of task {attempt.task.id} gave no verdict: {error!r}") from error
+            verdict = await attempt.task.grader.grade(sandbox)
+        except Exception as error:  # whatever a taskset's own code raises, it is no verdict
+            raise TasksetError(f"{about}: {error!r}") from error
+    if not 0.0 <= verdict.score <= 1.0:
+        raise TasksetError(f"{about}: its score is {verdict.score}, not in [0, 1]")
+    return verdict
