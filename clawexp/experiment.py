@@ -1,11 +1,9 @@
 """An experiment, run: gather, grow, pack, update, load, log. This loop is the whole system; the rooms do the work."""
 
-import asyncio
-import signal
 from collections.abc import Mapping
 from typing import Any
 
-from clawexp.run import open_run
+from clawexp.run import open_run, run_until_stopped
 from clawexp.run_folder import RunFolder
 from clawexp.spec import Experiment
 from clawexp.tree import grow
@@ -28,10 +26,4 @@ async def train(experiment: Experiment, folder: RunFolder, config: Mapping[str, 
 
 def train_until_done(experiment: Experiment, folder: RunFolder, config: Mapping[str, Any]) -> dict[str, float]:
     """`train` to its end, or to SIGINT or SIGTERM: then everything alive is closed and KeyboardInterrupt is raised."""
-    with asyncio.Runner() as runner:
-        # asyncio turns the first SIGINT into a cancellation, after which the contexts close; SIGTERM is treated alike.
-        before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-        try:
-            return runner.run(train(experiment, folder, config))
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    return run_until_stopped(train(experiment, folder, config))

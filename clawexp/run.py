@@ -1,13 +1,15 @@
 """A run while it is alive: boundary, engine, learner and loggers, opened together and closed together."""
 
+import asyncio
 import hashlib
 import logging
+import signal
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDict
@@ -30,6 +32,8 @@ from clawexp.spec import EngineHandle, Experiment
 from clawexp.tree import Tree
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PROBE_TOLERANCE = 5e-3
 """Largest |delta logp| between engine and learner on the probe: float32 gives about 1e-5, bfloat16 about 1e-3."""
@@ -108,20 +112,23 @@ class Run:
         return delta
 
     def log(self, step: int, rollouts: Sequence[Rollout], metrics: Mapping[str, float]) -> None:
-        """Journal what the step consumed, checkpoint, and tell the loggers."""
+        """Journal what the step consumed, tell the loggers, and only then checkpoint.
+
+        A process killed between any two of these does the step again, and what it wrote of it is dropped.
+        """
         values = {**measure(rollouts, self._advantages), **metrics, **self._times}
         values["time/step_s"] = time.monotonic() - self._clock
         values["rollout/per_s"] = len(rollouts) / values["time/gather_s"]
         given = [self._advantages.get(rollout.id, 0.0) for rollout in rollouts]
         self.folder.record(step, rollouts, given, {"loss": metrics.get("learner/loss")})
-        done = step + 1
-        if done % self.experiment.checkpoint_every == 0 or done == self.experiment.steps:
-            self.learner.save(self.folder.checkpoint(done))
-            self.folder.prune_checkpoints(self.experiment.keep_checkpoints)
         for sink in self._sinks:
             sink.log(step, values)
             sink.rollouts(step, rollouts)
         self._last = values
+        done = step + 1
+        if done % self.experiment.checkpoint_every == 0 or done == self.experiment.steps:
+            self.learner.save(self.folder.checkpoint(done))
+            self.folder.prune_checkpoints(self.experiment.keep_checkpoints)
 
     async def evaluate(self, step: int) -> None:
         """Score held-out tasks, when it is time: before the first step, every `eval.every` steps, after the last."""
@@ -201,20 +208,40 @@ def probe_ids(vocab_size: int) -> list[int]:
     return [(7 + 7919 * i) % vocab_size for i in range(PROBE_IDS)]
 
 
+def run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end, or to SIGINT or SIGTERM: then everything alive is closed, and KeyboardInterrupt raised."""
+
+    async def stoppable() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        # asyncio cancels the task at the first SIGINT; SIGTERM is treated alike.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(stoppable())
+    except asyncio.CancelledError as error:
+        raise KeyboardInterrupt from error
+
+
 @asynccontextmanager
 async def open_run(experiment: Experiment, folder: RunFolder, config: Mapping[str, Any]) -> AsyncIterator[Run]:
-    """Start everything the experiment needs, from the newest checkpoint where there is one."""
-    swept = sweep(scratch_root())
-    if swept:
-        log.info("removed %d sandboxes that a killed run had left", swept)
-    start = folder.begin(config, describe_environment(experiment))
-    base = checkpoint_folder(experiment.model.path)
-    learner = Learner(experiment.learner, base, experiment.algo, experiment.capture.temperature)
-    if start:
-        learner.resume(folder.checkpoint(start))
-    else:
-        learner.save(folder.checkpoint(0))
+    """Start everything the experiment needs, from the newest checkpoint where there is one.
+
+    Raises ConfigError where another process runs the experiment of this folder.
+    """
     async with AsyncExitStack() as stack:
+        stack.enter_context(folder.held())
+        swept = sweep(scratch_root())
+        if swept:
+            log.info("removed %d folders that killed runs had left", swept)
+        start = folder.begin(config, describe_environment(experiment))
+        base = checkpoint_folder(experiment.model.path)
+        learner = Learner(experiment.learner, base, experiment.algo, experiment.capture.temperature)
+        if start:
+            learner.resume(folder.checkpoint(start))
+        else:
+            learner.save(folder.checkpoint(0))
         sinks = [
             await stack.enter_async_context(each.open(folder.path, config, start > 0))
             for each in experiment.logger.values()

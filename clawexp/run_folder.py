@@ -6,13 +6,16 @@ calls/             the journal of model calls, one file per rollout (written by 
 rollouts.log       the journal of rollouts and of the steps that consumed them (written by the driver)
 checkpoints/       the newest few, `step-00012` = the learner before step 12
 finished           present once the last step is done
+lock               held by the process that runs the experiment
 """
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,8 @@ from clawexp.records import Rollout, Verdict
 
 IDENTITY_FREE = ("resume", "steps", "logger", "keep_checkpoints", "checkpoint_every", "hydra")
 """Keys that may change when a run is resumed."""
+PLAIN = ("id", "task_id", "harness", "number", "seed", "reward", "reason", "times", "facts")
+"""Fields of a rollout that are journalled as they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +63,28 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         return (self.path / "finished").exists()
+
+    @property
+    def running(self) -> bool:
+        """Whether a process runs the experiment now."""
+        try:
+            with self.held():
+                return False
+        except ConfigError:
+            return True
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from running this experiment; the kernel lets go of it however this one ends.
+
+        Raises ConfigError when another process holds it.
+        """
+        with (self.path / "lock").open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(f"{self.path} is still run by another process; wait for it, or end it") from error
+            yield
 
     def begin(self, config: Mapping[str, Any], environment: Mapping[str, Any]) -> int:
         """Lay the folder out, or take it up where its newest checkpoint stands; the step to go on with."""
@@ -119,10 +146,9 @@ class RunFolder:
             raise JournalError(
                 f"rollout {record['id']} made {record['num_calls']} calls; its journal holds {len(calls)}"
             )
-        names = ("id", "task_id", "harness", "step", "number", "seed", "reward", "reason", "times", "facts")
         verdict = Verdict(**record["verdict"]) if record["verdict"] else None
         return Rollout(
-            **{name: record[name] for name in names},
+            **{name: record[name] for name in (*PLAIN, "step")},
             outcome=Outcome(record["outcome"]),
             verdict=verdict,
             calls=calls,
@@ -130,16 +156,17 @@ class RunFolder:
 
 
 def _written(rollout: Rollout) -> dict[str, Any]:
-    record = {name: getattr(rollout, name) for name in
-              ("id", "task_id", "harness", "number", "seed", "outcome", "reward", "reason", "times", "facts")}  # fmt: skip
-    verdict = asdict(rollout.verdict) if rollout.verdict else None
-    return {**record, "verdict": verdict, "num_calls": len(rollout.calls)}
+    return {
+        **{name: getattr(rollout, name) for name in PLAIN},
+        "outcome": rollout.outcome,
+        "verdict": asdict(rollout.verdict) if rollout.verdict else None,
+        "num_calls": len(rollout.calls),
+    }
 
 
 def step_of(rollout_id: str) -> int:
-    """The step that a rollout's id begins with; evaluations (`eval-...`) belong to none and count as 0."""
-    head = rollout_id.split("-", 1)[0]
-    return int(head) if head.isdigit() else 0
+    """The step that a rollout's id names; that of an evaluation (`eval-00003-...`) is the step it came before."""
+    return int(rollout_id.removeprefix("eval-").split("-", 1)[0])
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -174,10 +201,10 @@ def find_run(resume: str, config: Mapping[str, Any], root: Path = Path("runs")) 
     if resume == "auto":
         wanted = identity(config)
         for run in run_folders(root):
-            if not run.finished and identity(run.config) == wanted:
+            if not run.finished and identity(run.config) == wanted and not run.running:
                 return run
         raise ConfigError(
-            f"resume=auto: no unfinished run of this experiment below {root}/. "
+            f"resume=auto: no unfinished run of this experiment below {root}/ that no process runs. "
             f"Give the same overrides as then, or name the run: resume={root}/..."
         )
     run = RunFolder(path=Path(resume))

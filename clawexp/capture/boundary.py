@@ -20,6 +20,7 @@ from clawexp.capture.journal import read_calls
 from clawexp.errors import CaptureError
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.records import Call
+from clawexp.runtime.reaper import mark, scratch_root
 from clawexp.spec import CaptureOptions, Model
 
 START_S = 60.0
@@ -153,15 +154,20 @@ def _config(options: CaptureOptions, model: Model, engine_url: str, engine_key: 
 
 @contextmanager
 def _socket_folder(folder: Path) -> Iterator[Path]:
-    """A folder for the sockets: in the run's, or in the system's where that path is too long for a socket.
+    """A folder for the sockets: in the run's, or among the sandboxes' where that path is too long for a socket.
 
     Others may pass through it but not list it: inside a container a harness may run as another user.
     """
     inside = folder / "sockets"
     short = len(os.fsencode(inside / "model")) <= LONGEST_SOCKET_PATH
-    sockets = inside if short else Path(tempfile.mkdtemp(prefix="clawexp-", dir="/tmp"))
     shutil.rmtree(inside, ignore_errors=True)
-    sockets.mkdir(mode=0o711, exist_ok=True)
+    if short:
+        sockets = inside
+        sockets.mkdir()
+    else:
+        scratch_root().mkdir(mode=0o711, exist_ok=True)
+        sockets = Path(tempfile.mkdtemp(prefix="sockets-", dir=scratch_root()))
+        mark(sockets, folder.name)  # so that it is swept if this process is killed
     sockets.chmod(0o711)
     try:
         yield sockets
@@ -180,6 +186,8 @@ async def _process(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
+            # A terminal's Ctrl-C is for the driver, which ends this process last.
+            start_new_session=True,
         )
     try:
         yield process
