@@ -196,7 +196,7 @@ def run_folders(root: Path) -> Iterator[RunFolder]:
 def find_run(resume: str, config: Mapping[str, Any], root: Path = Path("runs")) -> RunFolder:
     """The run that `resume` names: `auto` is the newest unfinished one of this experiment, anything else a folder.
 
-    Raises ConfigError when there is none, or when the folder's run is of another experiment.
+    Raises ConfigError when there is none, when the folder's run is of another experiment, or when it still runs.
     """
     if resume == "auto":
         wanted = identity(config)
@@ -211,6 +211,20 @@ def find_run(resume: str, config: Mapping[str, Any], root: Path = Path("runs")) 
     if not (run.path / "config.json").is_file():
         raise ConfigError(f"resume={resume}: no run there (no config.json)")
     if identity(run.config) != identity(config):
-        changed = sorted(k for k in config if k not in IDENTITY_FREE and config[k] != run.config.get(k))
+        then, now = _leaves(run.config), _leaves(config)
+        changed = sorted(key for key in {*then, *now} if then.get(key, "absent") != now.get(key, "absent"))
         raise ConfigError(f"resume={resume}: that run was another experiment; these differ: {', '.join(changed)}")
+    if run.running:
+        raise ConfigError(f"resume={resume}: another process still runs it; wait for it, or end it")
     return run
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """The values that make a config's identity, by dotted key, as JSON."""
+    found: dict[str, str] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            found |= _leaves(value, f"{prefix}{key}.")
+        elif f"{prefix}{key}".split(".")[0] not in IDENTITY_FREE:
+            found[f"{prefix}{key}"] = json.dumps(value)
+    return found
