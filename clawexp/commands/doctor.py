@@ -1,7 +1,6 @@
 """What this machine can run, group by group, and what to do about the rest. Looks, and starts next to nothing."""
 
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -77,5 +76,3 @@ def _loggers() -> Iterator[Finding]:
 
 def _launchers() -> Iterator[Finding]:
     yield Finding("launcher", "local", True, "this machine")
-    sbatch = shutil.which("sbatch")
-    yield Finding("launcher", "slurm", sbatch is not None, sbatch or "no sbatch on this machine")

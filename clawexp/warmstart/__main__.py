@@ -26,11 +26,12 @@ from clawexp.warmstart.sketch import Sketch, read_sketches, write_sketches
 from clawexp.warmstart.tokenizer import SPECIAL, library_text, train_tokenizer, write_tokenizer
 
 VOCAB = 4096
-FAMILIES = ("lookup", "copy", "pick", "config")
+FAMILIES = ("lookup", "copy", "pick", "make")
 NUMBERS = {"builtin": 32, "pi": 12, "openclaw": 8}
 """Demonstrations a step; the others' prompts are long, and computed once a step."""
-FOREIGN_EVERY = 8
-"""Steps between those in which third-party harnesses speak."""
+FOREIGN_EVERY, FOREIGN_FROM = 3, 0.6
+"""Steps between those in which third-party harnesses speak, and the share of all steps before the first: their prompts
+are long, and what matters is learned from short ones."""
 REHEARSAL_STEPS = 150
 """Steps of rehearsal alone, at the beginning; it goes on beside the demonstrations."""
 BLURRED = 0.75
@@ -42,13 +43,14 @@ REHEARSALS = (40, 8)
 class Demonstrations:
     """An endless, seeded source of demonstrations."""
 
-    def __init__(self, sketches: Sequence[Sketch], folder: Path, right: float, blurred_from: int, seed: int) -> None:
+    def __init__(self, sketches: Sequence[Sketch], folder: Path, right: float, steps: int, seed: int) -> None:
         self.sketches = sketches
         self.tokenizer = Tokenizer(folder)
         self.rendering = Qwen3Rendering(self.tokenizer)
         self.pieces = letter_pieces(self.tokenizer, VOCAB)
         self.bench = Workbench(level=1, families=FAMILIES, long_tokens=1)
-        self.right, self.blurred_from, self.seed = right, blurred_from, seed
+        self.right, self.seed = right, seed
+        self.blurred_from, self.foreign_from = round(BLURRED * steps), round(FOREIGN_FROM * steps)
 
     def groups(self, step: int) -> list[list[Demonstration]]:
         rng = random.Random(f"{self.seed}/{step}")
@@ -56,12 +58,13 @@ class Demonstrations:
         number = REHEARSALS[0] if rehearsing else REHEARSALS[1]
         start = self.tokenizer.convert_tokens_to_ids("<|im_start|>") or 0
         rehearsals = [rehearse(rng, range(len(SPECIAL), VOCAB), start) for _ in range(number)]
+        foreign = step >= self.foreign_from and step % FOREIGN_EVERY == 0
         if rehearsing:
             return [rehearsals]
         return [rehearsals] + [
             self.group(sketch, NUMBERS[sketch.harness], step, rng)
             for sketch in self.sketches
-            if sketch.harness == "builtin" or step % FOREIGN_EVERY == 0
+            if sketch.harness == "builtin" or foreign
         ]
 
     def group(self, sketch: Sketch, number: int, step: int, rng: random.Random) -> list[Demonstration]:
@@ -109,7 +112,7 @@ def main() -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     sketches = read_sketches(given.sketches) if given.sketches else record_all(given.folder / "sketches.json")
     write_tokenizer(train_tokenizer(corpus(sketches), VOCAB), given.folder)
-    source = Demonstrations(sketches, given.folder, given.right, round(BLURRED * given.steps), given.seed)
+    source = Demonstrations(sketches, given.folder, given.right, given.steps, given.seed)
     config = tiny_config(VOCAB, source.tokenizer.eos_token_id or 0)
     (given.folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     policy = Policy(config)

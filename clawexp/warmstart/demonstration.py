@@ -29,6 +29,8 @@ class Text:
     @property
     def remark(self) -> str:
         """What is said before the last call: the line that holds its one-word answer, so that it is looked up aloud."""
+        if not self.calls:
+            return ""
         name, arguments = self.calls[-1]
         if name != "write" or "\n" in arguments["content"]:
             return ""

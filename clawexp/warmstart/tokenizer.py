@@ -1,8 +1,9 @@
 """Text -> a byte-level BPE with Qwen3's special tokens, written as a tokenizer that transformers and vLLM load too.
 
-Words, digits and the runs between them are split before any merge, and a word never takes the space before it: a file
-name has the same ids in an instruction, in a JSON argument and in a file. A model of a million parameters can learn to
-copy only so. The same holds after a line break, which JSON writes as a backslash and a letter: that pair is split too.
+Words, digits and the runs between them are split before any merge, and a word takes no space with it: a file name has
+the same ids in an instruction, in a JSON argument and in a file. A model of a million parameters can learn to copy
+only so. The same holds after a line break, which JSON writes as a backslash and a letter: that pair is split too.
+Common words do take the space after them, so that what follows them is told by the token before it.
 """
 
 import json
@@ -23,7 +24,14 @@ SPECIAL = (
     "<think>",
     "</think>",
 )
-SPLIT = r"\\[nrt\"\\]|\p{L}+|\p{N}|[^\p{L}\p{N}\\]+|\\"
+COMMON = (
+    "a an and any are as at be been but by called can content copy create do each find for from has have "
+    "holds if in into is it its keep make may must no not of on one only or put read save says set should "
+    "so such than that the their them then there these this to use used value was when which with without "
+    "write you your "
+)
+"""English words that carry grammar, and those that instructions are made of."""
+SPLIT = rf"(?i:\b(?:{'|'.join(COMMON.split())}) )|" + r"\\[nrt\"\\]|\p{L}+|\p{N}|[^\p{L}\p{N}\\]+|\\"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -52,15 +52,15 @@ def lookup(draw: Draw) -> Draft:
 
 
 def copy(draw: Draw) -> Draft:
-    """The same file under another name."""
-    text = "\n".join(" ".join(draw.words("thing", 2)) for _ in range(draw.rng.randint(2, 3)))
+    """The same line in another file."""
+    text = " ".join(draw.words("thing", draw.rng.randint(2, 4)))
     file, out = draw.file("txt"), draw.file("txt")
     return Draft(
         instruction=draw.phrase(COPY, file=file, out=out),
         files={file: text},
         path=out,
         answer=text,
-        shape="lines",
+        shape="value",
     )
 
 
