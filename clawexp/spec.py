@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from clawexp.component import component
 from clawexp.outcome import Credit, Outcome
@@ -206,6 +206,13 @@ class Logger(Protocol):
     def open(self, run: Path, config: Mapping[str, Any], resume: bool) -> AbstractAsyncContextManager[Any]: ...
 
 
+def _complete(credit: dict[Outcome, Credit]) -> dict[Outcome, Credit]:
+    missing = [outcome for outcome in Outcome if outcome not in credit]
+    if missing:
+        raise ValueError(f"every outcome needs its credit; none is given for {', '.join(missing)}")
+    return credit
+
+
 @component
 class Experiment:
     """One experiment: a field per config group, and the numbers that belong to none."""
@@ -219,7 +226,7 @@ class Experiment:
     rollout: RolloutOptions
     capture: CaptureOptions
     eval: EvalOptions
-    outcome: dict[Outcome, Credit]
+    outcome: Annotated[dict[Outcome, Credit], AfterValidator(_complete)]
     logger: dict[str, Logger]
     steps: Positive
     seed: Annotated[int, Field(ge=0)]

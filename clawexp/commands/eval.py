@@ -8,6 +8,7 @@ from pathlib import Path
 from clawexp.commands.arguments import sort_arguments
 from clawexp.commands.compose import build, check, composed
 from clawexp.errors import ConfigError
+from clawexp.logger.jsonl import finite
 from clawexp.run_folder import RunFolder
 
 
@@ -25,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
     from clawexp.evaluation import evaluate_until_done
 
     values = evaluate_until_done(experiment, weights)
-    print(json.dumps(values))
+    print(json.dumps(finite(values)))
     score, pass_at_1 = (_interval(values, name) for name in ("eval/score", "eval/pass_at_1"))
     print(f"mean score {score}, Pass@1 {pass_at_1}, {int(values['eval/rollouts'])} rollouts", file=sys.stderr)
     return 0

@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from clawexp.commands.arguments import Arguments, conf_folder, sort_arguments
-from clawexp.commands.compose import build, check, composed, resolved, sweep_points
+from clawexp.commands.compose import build, check, composed, resolved
+from clawexp.commands.overrides import sweep_points
 from clawexp.commands.plan import print_plan
 from clawexp.errors import ClawexpError, ConfigError
 from clawexp.model.checkpoint import checkpoint_folder
@@ -29,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
     config_dir = arguments.flag("--config-dir", "-cd")
     config_name = arguments.flag("--config-name", "-cn")
     if not arguments.shows:
-        check(arguments.overrides, config_dir, config_name)
+        check(arguments.overrides, config_dir, config_name, multirun=arguments.multirun)
     if arguments.dry_run:
         points = sweep_points(arguments.overrides)
         if len(points) > 1:
@@ -48,6 +50,8 @@ def _run_folder(arguments: Arguments) -> list[str]:
     if arguments.shows or any(o.startswith("hydra.") and ".dir=" in o for o in arguments.overrides):
         return []
     fresh = f"runs/{time.strftime('%Y-%m-%d')}/{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
+    if arguments.multirun and any(o.startswith("resume=") and o != "resume=null" for o in arguments.overrides):
+        raise ConfigError("resume goes on with one run, and -m makes many; leave one of the two out")
     if arguments.multirun or arguments.flag("--config-name", "-cn"):
         return [f"hydra.run.dir={fresh}", f"hydra.sweep.dir={fresh}"]
     config = composed(arguments.overrides)
@@ -105,4 +109,4 @@ def _summary(experiment: Experiment) -> str:
 
 def _again(folder: RunFolder) -> str:
     overrides = [o for o in HydraConfig.get().overrides.task if not o.startswith("resume=")]
-    return " ".join([*overrides, f"resume={folder.path}"])
+    return shlex.join([*overrides, f"resume={folder.path}"])

@@ -2,10 +2,12 @@
 
 import dataclasses
 import difflib
+import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any, get_type_hints
 
-from hydra.utils import get_class
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
 from pydantic import TypeAdapter, ValidationError
 
 
@@ -20,7 +22,25 @@ def key_paths(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def problems_of(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """(key, what is wrong with it) for a section that names its component, and for all sections within it."""
-    spec = get_class(node["_target_"])
+    spec = _component(node.get("_target_"))
+    if spec is None:
+        yield f"{prefix}_target_", f"names no component (it is {node.get('_target_')!r})"
+        return
+    found = [*_fields(spec, node, prefix)]
+    yield from found or _together(node, prefix)
+
+
+def _component(target: object) -> type | None:
+    """The component class of this dotted name; None where there is none."""
+    module, _, name = str(target).rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError):
+        return None
+    return found if isinstance(found, type) and dataclasses.is_dataclass(found) else None
+
+
+def _fields(spec: type, node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
     hints = get_type_hints(spec, include_extras=True)
     known = [field.name for field in dataclasses.fields(spec)]
     for key in node:
@@ -35,8 +55,21 @@ def problems_of(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield from _value(f"{prefix}{name}", node[name], hints[name])
 
 
+def _together(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    """What the component itself says of values that are sound one by one."""
+    if "${" in str(node):  # a section cannot be resolved alone
+        return
+    try:
+        instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__
+        said = [detail["msg"] for detail in cause.errors()] if isinstance(cause, ValidationError) else [str(error)]
+        for message in said:
+            yield prefix.rstrip(".") or "experiment", message.removeprefix("Value error, ")
+
+
 def _value(path: str, value: Any, hint: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping) and "_target_" in value:
+    if isinstance(value, Mapping) and ("_target_" in value or isinstance(hint, type)):
         yield from problems_of(value, f"{path}.")
     elif isinstance(value, Mapping) and value and all(_is_component(part) for part in value.values()):
         for key, part in value.items():
@@ -57,7 +90,8 @@ def _fits(path: str, value: Any, hint: Any) -> Iterator[tuple[str, str]]:
     except ValidationError as error:
         for detail in error.errors():
             where = ".".join([path, *(str(part) for part in detail["loc"] if not _is_noise(part))])
-            yield where, f"{detail['msg'].removeprefix('Input ')} (it is {detail['input']!r})"
+            said = detail["msg"].removeprefix("Input ").removeprefix("Value error, ")
+            yield where, said if detail["type"] == "value_error" else f"{said} (it is {detail['input']!r})"
 
 
 def _is_noise(part: int | str) -> bool:
