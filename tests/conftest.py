@@ -1,8 +1,15 @@
-"""Options that all tests share."""
+"""Options and fixtures that all tests share."""
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+WORDS_LIMIT_S = 60
+"""For a command that starts nothing; it takes two seconds where nothing else runs."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -16,3 +23,20 @@ def cases(request: pytest.FixtureRequest) -> Path:
     if folder is None:
         pytest.skip("needs --cases PATH")
     return folder
+
+
+@pytest.fixture
+def command_line(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `python -m clawexp WORDS` in an empty folder, for commands that start nothing."""
+
+    def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "clawexp", *words],
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=WORDS_LIMIT_S,
+        )
+
+    return run

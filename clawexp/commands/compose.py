@@ -20,8 +20,6 @@ from clawexp.commands.walk import key_paths, problems_of
 from clawexp.errors import ConfigError
 from clawexp.spec import Experiment
 
-OPTIONAL_GROUPS = ("experiment",)
-"""Groups that may be `null`."""
 UNCOMPOSED = (HydraException, OmegaConfBaseException, ValueError)
 """What Hydra and OmegaConf raise where a config cannot be composed or resolved."""
 ONE_VALUE = "several values; add -m to sweep over them, or write a list as key=[a,b]"
@@ -48,7 +46,7 @@ def check(
     parsed, problems = parse(overrides)
     if not multirun:
         problems += [Problem(where=str(o.input_line), what=ONE_VALUE) for o in parsed if o.is_sweep_override()]
-    options = {**{name: [] for name in OPTIONAL_GROUPS}, **groups(conf_folder())}
+    options = {"experiment": [], **groups(conf_folder())}
     chosen = [o for o in parsed if o.key_or_group in options]
     valued = [o for o in parsed if o.key_or_group not in options and not o.key_or_group.startswith("hydra")]
     bad_options = [p for o in chosen for p in _unknown_options(o, options[o.key_or_group])]
@@ -110,8 +108,7 @@ def _unknown_options(override: Override, known: list[str]) -> Iterator[Problem]:
             continue
         text = choice.strip("[]").split(",") if isinstance(choice, str) else _names(choice)
         for name in (n.strip() for n in text):
-            optional = override.key_or_group in OPTIONAL_GROUPS and name == "null"
-            if name not in known and not optional:
+            if name not in known:
                 what = f"no such {override.key_or_group}; {nearest(name, known)}"
                 yield Problem(where=f"{override.key_or_group}={name}", what=what)
 
@@ -123,18 +120,21 @@ def _misplaced(valued: Sequence[Override], config: DictConfig, group_names: list
         key = override.key_or_group
         if key not in known and not override.is_force_add():
             problems.append(Problem(where=str(override.input_line), what=f"no such key; {nearest_key(key, known)}"))
-        elif isinstance(OmegaConf.select(config, key), DictConfig) and not override.is_delete():
-            what = f"{key} is a section, not a value; set one of its keys, such as {key}." + next(
-                iter(OmegaConf.select(config, key)), "..."
-            )
+        elif _section(config, override) and not override.is_delete():
+            example = next((k for k in OmegaConf.select(config, key) if k != "_target_"), "...")
+            what = f"{key} is a section, not a value; set one of its keys, such as {key}.{example}"
             problems.append(Problem(where=str(override.input_line), what=what))
     return problems
+
+
+def _section(config: DictConfig, override: Override) -> bool:
+    return isinstance(OmegaConf.select(config, override.key_or_group), DictConfig)
 
 
 def _points(valued: Sequence[Override], config: DictConfig) -> Iterator[dict[str, Any]]:
     """The config with every override's first value, then once for each further value of a sweep."""
     known = set(key_paths(_plain(config)))
-    settable = [o for o in valued if not o.is_delete() and (o.key_or_group in known)]
+    settable = [o for o in valued if not o.is_delete() and o.key_or_group in known and not _section(config, o)]
     base = OmegaConf.create(_plain(config))
     for override in valued:
         if override.is_delete() and override.key_or_group in known:
