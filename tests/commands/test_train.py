@@ -1,0 +1,58 @@
+"""What the default verb does short of a run; runs are in tests/test_experiment.py."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from clawexp.commands.train import run
+from clawexp.errors import ConfigError
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In these tests nothing may be written."""
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_prints_the_experiment_and_what_it_would_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["steps=3", "--dry-run"]) == 0
+    page = capsys.readouterr().out
+    assert "steps: 3" in page
+    assert "# would start, once: Embedded(" in page
+
+
+def test_a_dry_run_of_a_sweep_says_how_many_points_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["-m", "algo.lr=1e-4,3e-4", "seed=0,1,2", "--dry-run"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("# a sweep of 6 points; the first:\n")
+    assert OmegaConf.create(page).algo.lr == 1e-4
+
+
+def test_a_dry_run_of_a_wrong_line_is_refused() -> None:
+    with pytest.raises(ConfigError, match="several values"):
+        run(["algo.lr=1e-4,3e-4", "--dry-run"])
+    with pytest.raises(ConfigError, match="2 problems"):
+        run(["-m", "algo.lr=1e-4,x", "steps=0", "--dry-run"])
+
+
+def test_a_sweep_cannot_go_on_with_a_run() -> None:
+    for resume in ("resume=auto", "resume=runs/x", "resume=a,b"):
+        with pytest.raises(ConfigError, match="resume goes on with one run"):
+            run(["-m", "algo.lr=1e-4,3e-4", resume])
+
+
+def test_the_composed_config_can_be_shown(command_line: Run) -> None:
+    done = command_line("--cfg", "job", "--resolve", "steps=3", "harness=pi")
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = OmegaConf.create(done.stdout)
+    assert (shown.steps, list(shown.harness)) == (3, ["pi"])
+    part = command_line("--cfg", "job", "--package", "algo")
+    assert "\nlr: " in part.stdout
+    assert "\nsteps:" not in part.stdout
