@@ -47,12 +47,14 @@ def run(argv: Sequence[str]) -> int:
 
 def _run_folder(arguments: Arguments) -> list[str]:
     """Where Hydra shall put the run: the run that is resumed, or a fresh folder whose name says when."""
-    if arguments.shows or any(o.startswith("hydra.") and ".dir=" in o for o in arguments.overrides):
+    placed = any(o.startswith("hydra.") and ".dir=" in o for o in arguments.overrides)
+    many = arguments.multirun or arguments.flag("--config-name", "-cn") is not None
+    if (placed or many) and any(o.startswith("resume=") and o != "resume=null" for o in arguments.overrides):
+        raise ConfigError("resume goes on with one run where it is; leave out -m, --config-name and hydra.run.dir")
+    if arguments.shows or placed:
         return []
     fresh = f"runs/{time.strftime('%Y-%m-%d')}/{time.strftime('%H%M%S')}-{secrets.token_hex(2)}"
-    if arguments.multirun and any(o.startswith("resume=") and o != "resume=null" for o in arguments.overrides):
-        raise ConfigError("resume goes on with one run, and -m makes many; leave one of the two out")
-    if arguments.multirun or arguments.flag("--config-name", "-cn"):
+    if many:
         return [f"hydra.run.dir={fresh}", f"hydra.sweep.dir={fresh}"]
     config = composed(arguments.overrides)
     folder = fresh if config.resume is None else find_run(config.resume, resolved(config)).path

@@ -42,10 +42,18 @@ def test_a_dry_run_of_a_wrong_line_is_refused() -> None:
         run(["-m", "algo.lr=1e-4,x", "steps=0", "--dry-run"])
 
 
-def test_a_sweep_cannot_go_on_with_a_run() -> None:
-    for resume in ("resume=auto", "resume=runs/x", "resume=a,b"):
-        with pytest.raises(ConfigError, match="resume goes on with one run"):
-            run(["-m", "algo.lr=1e-4,3e-4", resume])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "algo.lr=1e-4,3e-4", "resume=auto"],
+        ["-m", "resume=a,b"],
+        ["hydra.run.dir=elsewhere", "resume=runs/x"],
+        ["--config-name", "config", "resume=auto"],
+    ],
+)
+def test_going_on_with_a_run_excludes_whatever_makes_other_folders(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="resume goes on with one run where it is"):
+        run(words)
 
 
 def test_the_composed_config_can_be_shown(command_line: Run) -> None:
