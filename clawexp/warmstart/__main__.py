@@ -17,7 +17,7 @@ from clawexp.commands.compose import composed
 from clawexp.model.decoder import Policy
 from clawexp.spec import Harness, Runtime
 from clawexp.taskset.workbench import Workbench
-from clawexp.warmstart.demonstration import Demonstration, demonstrate, letter_pieces, scrambled, solution
+from clawexp.warmstart.demonstration import Demonstration, Text, demonstrate, drill, letter_pieces, scrambled, solution
 from clawexp.warmstart.fit import Fit, fit, tiny_config
 from clawexp.warmstart.initial import initialise
 from clawexp.warmstart.record import record
@@ -28,51 +28,53 @@ from clawexp.warmstart.tokenizer import SPECIAL, library_text, train_tokenizer, 
 VOCAB = 4096
 FAMILIES = ("lookup", "copy", "pick", "make")
 NUMBERS = {"builtin": 32, "pi": 12, "openclaw": 8}
-"""Demonstrations a step; the others' prompts are long, and computed once a step."""
-FOREIGN_EVERY, FOREIGN_FROM = 3, 0.6
-"""Steps between those in which third-party harnesses speak, and the share of all steps before the first: their prompts
-are long, and what matters is learned from short ones."""
-REHEARSAL_STEPS = 150
-"""Steps of rehearsal alone, at the beginning; it goes on beside the demonstrations."""
-BLURRED = 0.75
-"""Of all steps, the share after which demonstrations are wrong more often than not."""
-REHEARSALS = (40, 8)
-"""Sequences a step, at the beginning and later."""
+"""Demonstrations a step; the third-party harnesses' prompts are long, and computed once a step."""
+FOREIGN_EVERY = 2
+"""Steps between those in which third-party harnesses speak."""
+REHEARSED, DRILLED, RIGHT = 0.03, 0.75, 0.88
+"""Shares of all steps until which there are rehearsals alone, then mainly drills, then demonstrations that are right;
+after that most of them are wrong."""
+REHEARSALS, DRILLS, FEW = 40, 64, 4
+"""Rehearsals a step, drills a step, and demonstrations beside the drills."""
 
 
 class Demonstrations:
     """An endless, seeded source of demonstrations."""
 
     def __init__(self, sketches: Sequence[Sketch], folder: Path, right: float, steps: int, seed: int) -> None:
-        self.sketches = sketches
+        self.sketches = {sketch.harness: sketch for sketch in sketches}
         self.tokenizer = Tokenizer(folder)
+        self.start = self.tokenizer.convert_tokens_to_ids("<|im_start|>") or 0
         self.rendering = Qwen3Rendering(self.tokenizer)
         self.pieces = letter_pieces(self.tokenizer, VOCAB)
         self.bench = Workbench(level=1, families=FAMILIES, long_tokens=1)
-        self.right, self.seed = right, seed
-        self.blurred_from, self.foreign_from = round(BLURRED * steps), round(FOREIGN_FROM * steps)
+        self.right, self.steps, self.seed = right, steps, seed
 
     def groups(self, step: int) -> list[list[Demonstration]]:
+        """What a step teaches, a list for each tree."""
         rng = random.Random(f"{self.seed}/{step}")
-        rehearsing = step < REHEARSAL_STEPS
-        number = REHEARSALS[0] if rehearsing else REHEARSALS[1]
-        start = self.tokenizer.convert_tokens_to_ids("<|im_start|>") or 0
-        rehearsals = [rehearse(rng, range(len(SPECIAL), VOCAB), start) for _ in range(number)]
-        foreign = step >= self.foreign_from and step % FOREIGN_EVERY == 0
-        if rehearsing:
-            return [rehearsals]
-        return [rehearsals] + [
-            self.group(sketch, NUMBERS[sketch.harness], step, rng)
-            for sketch in self.sketches
-            if sketch.harness == "builtin" or foreign
-        ]
+        done = step / self.steps
+        if done < REHEARSED:
+            return [[rehearse(rng, range(len(SPECIAL), VOCAB), self.start) for _ in range(REHEARSALS)]]
+        if done < DRILLED:
+            texts = self.texts(DRILLS, step, 1.0, rng)
+            return [
+                [drill(text, self.tokenizer, self.start) for text in texts],
+                self.led("builtin", FEW, step, 1.0, rng),
+            ]
+        right = 1.0 if done < RIGHT else self.right
+        names = NUMBERS if step % FOREIGN_EVERY == 0 else ["builtin"]
+        return [self.led(name, NUMBERS[name], step, right, rng) for name in names]
 
-    def group(self, sketch: Sketch, number: int, step: int, rng: random.Random) -> list[Demonstration]:
-        today = sketch.varied(rng)
-        tasks = self.bench.train(step, number, self.seed + sum(map(ord, sketch.harness)))
-        right = self.right if step >= self.blurred_from else 1.0
-        texts = [scrambled(solution(task, rng, right), rng, self.pieces) for task in tasks]
-        return [demonstrate(text, today, self.rendering, self.tokenizer, rng) for text in texts]
+    def texts(self, number: int, step: int, right: float, rng: random.Random) -> list[Text]:
+        tasks = self.bench.train(step, number, rng.getrandbits(32))
+        return [scrambled(solution(task, rng, right), rng, self.pieces) for task in tasks]
+
+    def led(self, harness: str, number: int, step: int, right: float, rng: random.Random) -> list[Demonstration]:
+        """Conversations as one harness leads them."""
+        today = self.sketches[harness].varied(rng)
+        texts = self.texts(number, step, right, rng)
+        return [demonstrate(text, today, self.rendering, self.tokenizer) for text in texts]
 
 
 def corpus(sketches: Sequence[Sketch]) -> list[str]:
@@ -102,7 +104,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sketches", type=Path, help="recorded before; otherwise the harnesses are run now")
     parser.add_argument("--steps", type=int, default=2400)
-    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--right", type=float, default=0.4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
@@ -116,7 +118,7 @@ def main() -> None:
     config = tiny_config(VOCAB, source.tokenizer.eos_token_id or 0)
     (given.folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     policy = Policy(config)
-    initialise(policy, given.seed)
+    initialise(policy, given.seed, source.start)
     plan = Fit(steps=given.steps, lr=given.lr, warmup=50)
     fit(policy, source.groups, plan, lambda: policy.save(given.folder))
 

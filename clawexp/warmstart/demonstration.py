@@ -15,7 +15,7 @@ from clawexp.taskset.distractors import distractors
 from clawexp.taskset.words import POOLS, half
 from clawexp.warmstart.sketch import Sketch
 
-CLOSING = ("Done.", "The file is written.", "Finished.")
+CLOSING = "Done."
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,7 @@ class Demonstration:
     """Which ids the model is to say."""
 
 
-def demonstrate(
-    text: Text, sketch: Sketch, rendering: Qwen3Rendering, tokenizer: Tokenizer, rng: random.Random
-) -> Demonstration:
+def demonstrate(text: Text, sketch: Sketch, rendering: Qwen3Rendering, tokenizer: Tokenizer) -> Demonstration:
     """Render the conversation turn by turn, each prompt the exact ids of the last one and of the answer to it."""
     tools = tuple(sketch.tools)
     messages = [
@@ -103,8 +101,33 @@ def demonstrate(
         assert longer is not None, "a tool result always continues a closed answer"
         sampled += [True] * len(answer) + [False] * (len(longer) - len(prompt) - len(answer))
         prompt = longer
-    closing = [*tokenizer.encode(rng.choice(CLOSING)), tokenizer.eos_token_id or 0]
+    closing = [*tokenizer.encode(CLOSING), tokenizer.eos_token_id or 0]
     return Demonstration(prompt + closing, sampled + [True] * len(closing))
+
+
+def drill(text: Text, tokenizer: Tokenizer, start: int) -> Demonstration:
+    """The same task without the frame around it: only names and contents are to be said, so all of it teaches."""
+    ids, sampled = [start], [False]
+
+    def put(string: str, said: bool) -> None:
+        piece = tokenizer.encode(string)
+        ids.extend(piece)
+        sampled.extend([said] * len(piece))
+
+    put(f"user\n{text.instruction}\n", said=False)
+    for number, (name, arguments) in enumerate(text.calls, start=1):
+        if number == len(text.calls) and text.remark:
+            put(f"{text.remark}\n", said=True)
+        put(f'{{"name": "{name}", "arguments": {{"path": "', said=False)
+        put(arguments["path"], said=True)
+        if name == "write":
+            put('", "content": "', said=False)
+            put(json.dumps(arguments["content"], ensure_ascii=False)[1:-1], said=True)
+            put('"}}\n', said=False)
+        else:
+            put('"}}\n', said=False)
+            put(f"<tool_response>\n{text.files[arguments['path']]}\n", said=False)
+    return Demonstration(ids, sampled)
 
 
 def said_call(name: str, arguments: Mapping[str, Any], tokenizer: Tokenizer, remark: str) -> list[int]:

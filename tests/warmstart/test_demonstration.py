@@ -24,7 +24,7 @@ def oracle() -> Text:
 
 def test_what_the_model_says_is_marked_and_nothing_else(tokenizer: Tokenizer) -> None:
     text = oracle()
-    found = demonstrate(text, SKETCH, Qwen3Rendering(tokenizer), tokenizer, random.Random(0))
+    found = demonstrate(text, SKETCH, Qwen3Rendering(tokenizer), tokenizer)
     said = [number for number, mine in zip(found.ids, found.sampled, strict=True) if mine]
     calls = [
         said_call(name, arguments, tokenizer, text.remark if place == 1 else "")
