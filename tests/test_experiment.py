@@ -339,6 +339,15 @@ def test_a_sweep_makes_a_whole_run_of_every_point(place: Place) -> None:
     assert place.left() == []
 
 
+def test_a_point_of_a_sweep_that_fails_does_not_end_the_others(place: Place) -> None:
+    done = place.clawexp("-m", "model.path=/nowhere,package:tiny", "steps=1", *SMALL)
+    assert done.returncode == 1
+    assert "check model.path" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [run.finished for run in place.runs] == [True]
+    assert place.left() == []
+
+
 def test_two_runs_at_once_do_not_disturb_each_other(finished: Finished, place: Place) -> None:
     other = Place(folder=place.folder, scratch=place.scratch)
     with place.started("steps=1", *SMALL) as first, other.started("steps=1", "seed=1", *SMALL) as second:
@@ -354,7 +363,7 @@ def test_two_runs_at_once_do_not_disturb_each_other(finished: Finished, place: P
     ("program", "reason"),
     [
         ("clawexp.capture.proxy", "the capture process did not answer"),
-        ("clawexp.engine.server", "the engine"),
+        ("clawexp.engine.server", "the engine died (exit status -9)"),
     ],
 )
 def test_a_run_whose_engine_or_capture_dies_ends_with_a_reason(program: str, reason: str, place: Place) -> None:

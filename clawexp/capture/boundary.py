@@ -94,7 +94,7 @@ class Boundary:
         except (aiohttp.ClientError, ValueError) as error:
             state = f"ended with {self._process.returncode}" if self._process.returncode is not None else "runs"
             raise CaptureError(
-                f"the capture process did not answer {path} ({error!r}); it {state}. "
+                f"the capture process did not answer {path} ({type(error).__name__}: {error}); it {state}. "
                 f"The end of its log, {_log(self._folder)}:\n{_tail(_log(self._folder))}"
             ) from error
         if "error" in answer:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
@@ -79,7 +80,8 @@ def task(config: DictConfig) -> dict[str, float]:
         if folder.checkpoint_steps():
             print(f"clawexp: go on with: python -m clawexp {_again(folder)}", file=sys.stderr)
         if HydraConfig.get().mode is RunMode.MULTIRUN:
-            raise
+            # The other points are still run; Hydra reports errors of this class without a traceback.
+            raise CompactHydraException(str(error)) from error
         sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
@@ -87,6 +89,7 @@ def _train(config: DictConfig, folder: RunFolder) -> dict[str, float]:
     experiment = build(config)
     if folder.checkpoint_steps() and experiment.resume is None:
         raise ConfigError(f"{folder.path} already holds a run; go on with it by resume={folder.path}")
+    checkpoint_folder(experiment.model.path)
     for harness in experiment.harness.values():
         if harness.prepared() is not None:
             harness.prepare()

@@ -114,7 +114,8 @@ class EngineClient:
                     raise EngineError(f"the engine answered {path} with {response.status}: {text[:500]}")
                 answer = await response.json()
         except (TimeoutError, aiohttp.ClientError, ValueError) as error:
-            what = f"within {self._timeout_s:g} s" if isinstance(error, asyncio.TimeoutError) else f"({error!r})"
+            cause = f"({type(error).__name__}: {error})"
+            what = f"within {self._timeout_s:g} s" if isinstance(error, asyncio.TimeoutError) else cause
             raise EngineError(f"the engine at {self.url} did not answer {path} {what}") from error
         if not isinstance(answer, dict):
             raise EngineError(f"the engine answered {path} with {answer!r:.200}")

@@ -6,8 +6,8 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -57,7 +57,8 @@ class Embedded:
         try:
             port = await self._ready(process, json.dumps(settings), folder / LOG)
             async with EngineClient(f"http://127.0.0.1:{port}", settings["key"], self.start_s) as client:
-                yield client
+                with _cause_of_death(process, folder / LOG):
+                    yield client
         finally:
             await _end(process)
 
@@ -89,9 +90,24 @@ class Embedded:
             raise EngineError(f"the engine was not ready within {self.start_s:g} s; see {log}") from error
         word, _, port = line.decode().strip().partition(" ")
         if word != "ready":
-            tail = log.read_bytes()[-LOG_TAIL:].decode(errors="replace")
-            raise EngineError(f"the engine died at its start; {log} ends with:\n{tail}")
+            raise EngineError(f"the engine died at its start; {_end_of(log)}")
         return int(port)
+
+
+@contextmanager
+def _cause_of_death(process: asyncio.subprocess.Process, log: Path) -> Iterator[None]:
+    """Where the engine is dead, what it said last explains more than that it does not answer."""
+    try:
+        yield
+    except EngineError as error:
+        if process.returncode is None:
+            raise
+        raise EngineError(f"the engine died (exit status {process.returncode}); {_end_of(log)}") from error
+
+
+def _end_of(log: Path) -> str:
+    tail = log.read_bytes()[-LOG_TAIL:].decode(errors="replace").strip()
+    return f"{log} ends with:\n{tail}" if tail else f"{log} is empty"
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
