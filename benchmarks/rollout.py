@@ -114,12 +114,15 @@ async def main() -> None:
     experiment = build(composed(overrides))
     print(f"baseline: the harness's interpreter started bare takes {bare_start_ms():.0f} ms")
     with tempfile.TemporaryDirectory(prefix="clawexp-bench-") as name:
-        async with experiment.model.engine.serve(experiment.model, experiment.seed, Path(name)) as engine:
-            async with open_site(experiment, Path(name), engine) as site:
-                await gather(attempts(experiment, 8, step=0), site)  # warm-up, not counted
-                for place, concurrency in enumerate(given.concurrency, start=1):
-                    number = given.rollouts if concurrency > 1 else max(8, given.rollouts // 4)
-                    await measure(experiment, site, number, concurrency, step=place)
+        folder = Path(name)
+        async with (
+            experiment.model.engine.serve(experiment.model, experiment.seed, folder) as engine,
+            open_site(experiment, folder, engine) as site,
+        ):
+            await gather(attempts(experiment, 8, step=0), site)  # warm-up, not counted
+            for place, concurrency in enumerate(given.concurrency, start=1):
+                number = given.rollouts if concurrency > 1 else max(8, given.rollouts // 4)
+                await measure(experiment, site, number, concurrency, step=place)
 
 
 if __name__ == "__main__":
