@@ -272,6 +272,7 @@ def test_a_killed_run_goes_on_where_it_stood_and_comes_to_the_same(finished: Fin
         started.until(gathering(place, 2))
         started.process.kill()
         assert started.ended() == -signal.SIGKILL
+    assert [word for word in place.left() if word.isdigit()] == []  # its processes died with it
     (run,) = place.runs
     before = history(run)
     assert before == history(finished.run)[: len(before)]

@@ -1,6 +1,7 @@
 """Words of the command line -> overrides, and the values that a sweep over one of them takes."""
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ from hydra.errors import HydraException
 
 from clawexp.commands.arguments import conf_folder
 from clawexp.commands.problem import Problem
+
+PLAIN = re.compile(r"[\w./-]+")
+"""What Hydra reads as it stands."""
 
 
 def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
@@ -37,6 +41,14 @@ def _parser() -> OverridesParser:
     GlobalHydra.instance().clear()
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_folder()), job_name="clawexp"):
         return OverridesParser.create(GlobalHydra.instance().config_loader())
+
+
+def assigned(key: str, value: str) -> str:
+    """An override that gives `key` this text, whatever characters are in it. `resume='/a b/c=d'`"""
+    if PLAIN.fullmatch(value):
+        return f"{key}={value}"
+    escaped = value.replace("'", "\\'")
+    return f"{key}='{escaped}'"
 
 
 def choices(override: Override) -> list[Any]:

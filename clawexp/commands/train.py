@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from clawexp.commands.arguments import Arguments, conf_folder, sort_arguments
 from clawexp.commands.compose import build, check, composed, resolved
-from clawexp.commands.overrides import sweep_points
+from clawexp.commands.overrides import assigned, sweep_points
 from clawexp.commands.plan import print_plan
 from clawexp.errors import ClawexpError, ConfigError
 from clawexp.model.checkpoint import checkpoint_folder
@@ -59,7 +59,7 @@ def _run_folder(arguments: Arguments) -> list[str]:
         return [f"hydra.run.dir={fresh}", f"hydra.sweep.dir={fresh}"]
     config = composed(arguments.overrides)
     folder = fresh if config.resume is None else find_run(config.resume, resolved(config)).path
-    return [f"hydra.run.dir='{folder}'"]
+    return [assigned("hydra.run.dir", str(folder))]
 
 
 def task(config: DictConfig) -> dict[str, float]:
@@ -68,11 +68,9 @@ def task(config: DictConfig) -> dict[str, float]:
     try:
         return _train(config, folder)
     except KeyboardInterrupt:
-        done = (folder.checkpoint_steps() or [0])[-1]
-        print(
-            f"\nclawexp: stopped before step {done + 1}. Go on with: python -m clawexp {_again(folder)}",
-            file=sys.stderr,
-        )
+        steps = folder.checkpoint_steps()
+        onward = f"before step {steps[-1] + 1}. Go on with: python -m clawexp {_again(folder)}" if steps else "at once"
+        print(f"\nclawexp: stopped {onward}", file=sys.stderr)
         raise
     except ClawexpError as error:
         log.info("the run ended with an error", exc_info=True)  # for the log file; the console gets its message
@@ -114,4 +112,4 @@ def _summary(experiment: Experiment) -> str:
 
 def _again(folder: RunFolder) -> str:
     overrides = [o for o in HydraConfig.get().overrides.task if not o.startswith("resume=")]
-    return shlex.join([*overrides, f"resume={folder.path}"])
+    return shlex.join([*overrides, assigned("resume", str(folder.path))])

@@ -1,4 +1,7 @@
-from clawexp.commands.overrides import choices, first_point, parse, sweep_points
+import pytest
+
+from clawexp.commands.compose import composed
+from clawexp.commands.overrides import assigned, choices, first_point, parse, sweep_points
 
 
 def test_a_line_that_cannot_be_read_is_a_problem_and_the_rest_is_read() -> None:
@@ -33,3 +36,12 @@ def test_a_sweep_makes_every_combination_in_order() -> None:
         ["a=2", "b=x", "c=r"],
     ]
     assert sweep_points([]) == [[]]
+
+
+@pytest.mark.parametrize("text", ["/runs/2026-01-01/1-a", "a b=c", "it's, [odd] {x} é", "null", "-1"])
+def test_a_text_can_be_given_to_a_key_whatever_is_in_it(text: str) -> None:
+    assert str(composed([assigned("model.name", text)]).model.name) == text.replace("null", "None")
+
+
+def test_a_plain_text_is_not_quoted() -> None:
+    assert assigned("resume", "/runs/2026-01-01/101112-ab") == "resume=/runs/2026-01-01/101112-ab"
