@@ -1,22 +1,18 @@
 """Held-out tasks through the harness, the boundary and the engine, without a learner."""
 
-import tempfile
 from pathlib import Path
 
 from clawexp.metrics import measure_evaluation
 from clawexp.rollout import gather
 from clawexp.run import evaluation_attempts, open_site, run_until_stopped
-from clawexp.runtime.reaper import mark, scratch_root, sweep
+from clawexp.runtime.reaper import scratch_folder, scratch_root, sweep
 from clawexp.spec import Experiment
 
 
 async def evaluate(experiment: Experiment, weights: Path | None) -> dict[str, float]:
     """Metrics of `eval.rollouts` attempts at each held-out task, by `weights` or by the model as it ships."""
-    scratch_root().mkdir(mode=0o711, exist_ok=True)
     sweep(scratch_root())
-    with tempfile.TemporaryDirectory(dir=scratch_root(), prefix="eval-") as name:
-        folder = Path(name)
-        mark(folder, folder.name)
+    with scratch_folder("eval-") as folder:
         async with experiment.model.engine.serve(experiment.model, experiment.seed, folder) as engine:
             if weights is not None:
                 await engine.load(weights, 1)

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import logging
 import signal
-import tempfile
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,7 +26,7 @@ from clawexp.outcome import TRAINED
 from clawexp.records import Rollout
 from clawexp.rollout import Attempt, MemoryGate, Site, gather
 from clawexp.run_folder import RunFolder
-from clawexp.runtime.reaper import mark, scratch_root, sweep
+from clawexp.runtime.reaper import scratch_folder, scratch_root, sweep
 from clawexp.spec import EngineHandle, Experiment
 from clawexp.tree import Tree
 
@@ -261,15 +260,11 @@ async def open_run(experiment: Experiment, folder: RunFolder, config: Mapping[st
 @asynccontextmanager
 async def open_site(experiment: Experiment, folder: Path, engine: EngineHandle) -> AsyncIterator[Site]:
     """The place where rollouts are made: a folder of this process's own, and the model boundary."""
-    scratch_root().mkdir(mode=0o711, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=scratch_root(), prefix="run-", ignore_cleanup_errors=True) as name:
-        root = Path(name)
+    with scratch_folder("run-") as root:
         root.chmod(0o711)
-        run_id = root.name
-        mark(root, run_id)
         async with boundary(experiment.capture, experiment.model, engine.url, engine.key, folder) as at:
             yield Site(
-                run_id=run_id,
+                run_id=root.name,
                 root=root,
                 runtime=experiment.runtime,
                 boundary=at,

@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from clawexp.capture.journal import read_calls
 from clawexp.errors import CaptureError
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.records import Call
-from clawexp.runtime.reaper import mark, scratch_root
+from clawexp.runtime.reaper import scratch_folder
 from clawexp.spec import CaptureOptions, Model
 
 START_S = 60.0
@@ -159,20 +158,18 @@ def _socket_folder(folder: Path) -> Iterator[Path]:
     Others may pass through it but not list it: inside a container a harness may run as another user.
     """
     inside = folder / "sockets"
-    short = len(os.fsencode(inside / "model")) <= LONGEST_SOCKET_PATH
     shutil.rmtree(inside, ignore_errors=True)
-    if short:
-        sockets = inside
-        sockets.mkdir()
-    else:
-        scratch_root().mkdir(mode=0o711, exist_ok=True)
-        sockets = Path(tempfile.mkdtemp(prefix="sockets-", dir=scratch_root()))
-        mark(sockets, folder.name)  # so that it is swept if this process is killed
-    sockets.chmod(0o711)
+    if len(os.fsencode(inside / "model")) > LONGEST_SOCKET_PATH:
+        with scratch_folder("sockets-") as sockets:
+            sockets.chmod(0o711)
+            yield sockets
+        return
+    inside.mkdir()
+    inside.chmod(0o711)
     try:
-        yield sockets
+        yield inside
     finally:
-        shutil.rmtree(sockets, ignore_errors=True)
+        shutil.rmtree(inside, ignore_errors=True)
 
 
 @asynccontextmanager

@@ -8,7 +8,10 @@ import stat
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+
+from clawexp.errors import RuntimeFault
 
 UNMARKED_S = 60.0
 """A folder without an owner is left alone for so long: its driver may be about to mark it."""
@@ -18,6 +21,26 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 def scratch_root() -> Path:
     """Where the sandboxes of all this user's runs lie: a short path, since programs inside make sockets in it."""
     return Path(tempfile.gettempdir()) / f"clawexp-{os.getuid()}"
+
+
+@contextlib.contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """A folder of this process's own under the scratch root, while the context lasts; swept where it is killed.
+
+    Raises RuntimeFault where the scratch root is another user's: what lies in it would be theirs to change.
+    """
+    root = scratch_root()
+    with contextlib.suppress(FileExistsError):
+        root.mkdir(mode=0o711)
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise RuntimeFault(f"{root} is no folder of yours; remove it, or let TMPDIR name a folder that is")
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+    try:
+        mark(folder, folder.name)
+        yield folder
+    finally:
+        remove(folder)
 
 
 def mark(folder: Path, run_id: str) -> None:
@@ -32,7 +55,10 @@ def alive(folder: Path) -> bool:
     try:
         host, boot, pid, started, _ = (folder / "owner").read_text().splitlines()
     except (OSError, ValueError):
-        return time.time() - folder.lstat().st_mtime < UNMARKED_S
+        try:
+            return time.time() - folder.lstat().st_mtime < UNMARKED_S
+        except FileNotFoundError:  # whoever owned it was faster
+            return True
     if host != platform.node():
         return True
     return boot == BOOT.read_text().strip() and started == _start_time(int(pid))
@@ -67,7 +93,9 @@ def remove(path: Path) -> None:
     try:
         shutil.rmtree(doomed)
     except (OSError, RecursionError):
-        _flatten(doomed)
+        # Another process may be removing it too.
+        with contextlib.suppress(FileNotFoundError):
+            _flatten(doomed)
 
 
 def _flatten(doomed: Path) -> None:

@@ -1,13 +1,18 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
+from clawexp.errors import RuntimeFault
 from clawexp.records import Owner
 from clawexp.runtime.folder import create
-from clawexp.runtime.reaper import UNMARKED_S, alive, remove, sweep
+from clawexp.runtime.reaper import UNMARKED_S, alive, remove, scratch_folder, scratch_root, sweep
 
 Owners = Callable[..., Owner]
 MAKE = """
@@ -78,3 +83,37 @@ def test_removal_never_follows_a_link(tmp_path: Path):
     remove(tmp_path / "box")
     assert [path.name for path in tmp_path.iterdir()] == ["keep"]
     assert (tmp_path / "keep/f").exists()
+
+
+def test_many_can_sweep_at_once(tmp_path: Path):
+    for number in range(150):
+        deep = tmp_path / f"run-{number}" / "workspace" / "a" / "b"
+        deep.mkdir(parents=True)
+        (deep / "f").write_text("1")
+        os.utime(tmp_path / f"run-{number}", (0, 0))
+    with ThreadPoolExecutor(8) as pool:
+        removed = sum(pool.map(lambda _: sweep(tmp_path), range(8)))
+    assert removed >= 150
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scratch_folder_is_marked_while_it_is_used_and_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch_folder("run-") as folder:
+        assert folder.parent == scratch_root()
+        assert alive(folder)
+        assert (folder / "owner").exists()
+        assert sweep(scratch_root()) == 0
+    assert list(scratch_root().iterdir()) == []
+
+
+@pytest.mark.parametrize("make", [Path.touch, lambda root: root.symlink_to("/tmp")])
+def test_a_scratch_root_that_somebody_else_may_have_laid_is_not_used(
+    make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    make(scratch_root())
+    with pytest.raises(RuntimeFault, match="is no folder of yours"), scratch_folder("run-"):
+        pass
