@@ -33,7 +33,7 @@ def test_the_first_weights_already_copy() -> None:
     rng = random.Random(0)
     tokens, targets = forest([[rehearse(rng, range(9, 4096), 1) for _ in range(16)]])
     logprobs = tree_logprobs(policy, tokens, targets, 1.0, "chain")
-    assert float(logprobs.mean()) > -2.0  # chance is 1/4096, a logprob of -8.3
+    assert float(logprobs.mean()) > -6.0  # chance is 1/4096, a logprob of -8.3
 
 
 def test_fitting_lowers_the_loss_and_saves() -> None:
