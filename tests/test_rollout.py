@@ -73,6 +73,7 @@ class World:
     """Rollouts whose sandbox was asked for, in order."""
     inside: int = 0
     most_inside: int = 0
+    three_inside: asyncio.Event = field(default_factory=asyncio.Event)
     acts: Counter[str] = field(default_factory=Counter)
     seeds: dict[str, int] = field(default_factory=dict)
 
@@ -82,6 +83,8 @@ class World:
         self.begun.append(owner.rollout_id)
         self.inside += 1
         self.most_inside = max(self.most_inside, self.inside)
+        if self.inside == 3:
+            self.three_inside.set()
         try:
             await asyncio.sleep(script.sandbox_s)
             if script.sandbox:
@@ -421,8 +424,7 @@ async def test_cancellation_ends_every_rollout_at_once_and_closes_its_sandbox(sc
     at = site(world, tmp_path, credit, retries=5, max_concurrency=3)
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         gathering = group.create_task(_gathered(gather(attempts(world, 6), at)))
-        while world.inside < 3:
-            await asyncio.sleep(0.01)
+        await world.three_inside.wait()
         await asyncio.sleep(0.05)
         gathering.cancel()
     assert gathering.cancelled()
