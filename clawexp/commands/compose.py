@@ -157,4 +157,5 @@ def _wrong(point: Mapping[str, Any], valued: Sequence[Override]) -> Iterator[Pro
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
-    return OmegaConf.to_container(config, resolve=False)  # type: ignore[return-value]  # a DictConfig gives a dict
+    plain: Any = OmegaConf.to_container(config, resolve=False)
+    return plain
