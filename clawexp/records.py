@@ -52,7 +52,8 @@ class Sandbox(Protocol):
     async def run(self, command: Command) -> Finished: ...
 
     async def put(self, files: Mapping[str, bytes]) -> None:
-        """Write files. A relative path is under the workspace, `~/x` under home; folders are made."""
+        """Write files. A relative path is under the workspace, `~/x` under home, an absolute one under one of the
+        task's `folders`; parents are made."""
         ...
 
     async def get(self, path: str) -> bytes:
@@ -81,6 +82,16 @@ class Grader(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Image:
+    """What a task's sandbox is built from, where the runtime builds images. `Image(context=Path("t1/environment"))`"""
+
+    context: Path
+    """Folder of the host that holds a `Dockerfile`, and the files that it copies."""
+    required: bool
+    """False: `Task.files` and `Task.workspace` say the same, so a runtime without images can hold the task too."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Task:
     """One thing to do. `Task(id="lookup-17", instruction="Write ... to out.txt", files={"a.conf": b"x = 4"}, ...)`"""
 
@@ -93,6 +104,12 @@ class Task:
     tags: tuple[str, ...] = ()
     oracle: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     """A known solution as tool calls, `(("read", {"path": "a.conf"}), ("write", {...}))`; empty where none is known."""
+    workspace: str | None = None
+    """Absolute path of the workspace inside the sandbox, where the task's programs name it; None: the runtime's own."""
+    folders: tuple[str, ...] = ()
+    """Further folders that its programs name by absolute path: empty and writable at the start. `("/tests",)`"""
+    image: Image | None = None
+    """None: whatever the runtime starts with."""
 
 
 @dataclass(frozen=True, kw_only=True)
