@@ -19,30 +19,20 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 
+from clawexp.admission import MemoryGate
+from clawexp.attempt import Attempt, training_attempts
 from clawexp.commands.compose import build, check, composed
 from clawexp.records import Rollout
-from clawexp.rollout import Attempt, MemoryGate, Site, gather
-from clawexp.run import open_site, seed_of
+from clawexp.rollout import Site, gather
+from clawexp.run import open_site
 from clawexp.spec import Experiment
 
 TICKS_PER_S = 100
 
 
 def attempts(experiment: Experiment, number: int, step: int) -> list[Attempt]:
-    name, harness = next(iter(experiment.harness.items()))
-    tasks = experiment.taskset.train(step, max(1, number // 8), experiment.seed)
-    return [
-        Attempt(
-            task=task,
-            harness_name=name,
-            harness=harness,
-            step=step,
-            number=place,
-            seed=seed_of(experiment.seed, step, task.id, place),
-        )
-        for task in tasks
-        for place in range(min(8, number))
-    ]
+    sized = replace(experiment, num_tasks=max(1, number // 8), group_size=min(8, number))
+    return training_attempts(sized, step)
 
 
 def cpu_s(pid: int) -> float:

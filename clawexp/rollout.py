@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from clawexp.admission import MemoryGate
+from clawexp.attempt import Attempt
 from clawexp.errors import (
     CaptureError,
     ClawexpError,
@@ -22,8 +24,8 @@ from clawexp.errors import (
     TasksetError,
 )
 from clawexp.outcome import Credit, Outcome
-from clawexp.records import Call, Finished, Link, Owner, Rollout, Sandbox, Task, Verdict
-from clawexp.spec import Harness, Model, RolloutOptions, Runtime
+from clawexp.records import Call, Finished, Link, Owner, Rollout, Sandbox, Verdict
+from clawexp.spec import Model, RolloutOptions, Runtime
 
 log = logging.getLogger(__name__)
 
@@ -59,29 +61,6 @@ class Boundary(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
-    """One rollout to be made."""
-
-    task: Task
-    harness_name: str
-    harness: Harness
-    step: int
-    number: int
-    seed: int
-    temperature: float | None = None
-    """None: the temperature of training."""
-    evaluation: bool = False
-    retry: int = 0
-
-    @property
-    def rollout_id(self) -> str:
-        """`00003-lookup-train-0-3-1-builtin-5`; evaluations begin with `eval-`, what is made again ends with `-r1`."""
-        head = "eval-" if self.evaluation else ""
-        tail = f"-r{self.retry}" if self.retry else ""
-        return f"{head}{self.step:05d}-{self.task.id}-{self.harness_name}-{self.number}{tail}"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Site:
     """Where the rollouts of a run are made: everything alive that an attempt needs."""
 
@@ -93,45 +72,7 @@ class Site:
     model: Model
     options: RolloutOptions
     credit: Mapping[Outcome, Credit]
-    gate: "MemoryGate" = field(default_factory=lambda: MemoryGate(1, 1.0))
-
-
-class MemoryGate:
-    """Lets rollouts start while their number and their harness's memory fit."""
-
-    def __init__(self, max_concurrency: int, memory_share: float) -> None:
-        self._free = max_concurrency
-        self._budget_mb = available_mb() * memory_share
-        self._running = 0
-        self._changed = asyncio.Condition()
-
-    @asynccontextmanager
-    async def enter(self, memory_mb: int) -> AsyncIterator[None]:
-        async with self._changed:
-            # One rollout may always run: refusing for ever would only hide the shortage.
-            await self._changed.wait_for(
-                lambda: self._running == 0 or (self._free > 0 and self._budget_mb >= memory_mb)
-            )
-            self._take(1, memory_mb)
-        try:
-            yield
-        finally:
-            async with self._changed:
-                self._take(-1, -memory_mb)
-                self._changed.notify_all()
-
-    def _take(self, number: int, memory_mb: int) -> None:
-        self._running += number
-        self._free -= number
-        self._budget_mb -= memory_mb
-
-
-def available_mb() -> int:
-    """Memory that new processes can take, in MiB, by the kernel's own estimate."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) // 1024
-    raise RuntimeFault("/proc/meminfo has no MemAvailable line; clawexp needs Linux 3.14 or newer")
+    gate: MemoryGate
 
 
 async def gather(attempts: Sequence[Attempt], site: Site) -> list[Rollout]:

@@ -1,7 +1,6 @@
 """A run while it is alive: boundary, engine, learner and loggers, opened together and closed together."""
 
 import asyncio
-import hashlib
 import logging
 import signal
 import time
@@ -13,6 +12,8 @@ from typing import Any, TypeVar
 import torch
 from tensordict import TensorDict
 
+from clawexp.admission import MemoryGate
+from clawexp.attempt import evaluation_attempts, training_attempts
 from clawexp.batch import pack
 from clawexp.capture.boundary import boundary
 from clawexp.environment import describe_environment
@@ -24,7 +25,7 @@ from clawexp.metrics import measure, measure_evaluation
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.outcome import TRAINED
 from clawexp.records import Rollout
-from clawexp.rollout import Attempt, MemoryGate, Site, gather
+from clawexp.rollout import Site, gather
 from clawexp.run_folder import RunFolder
 from clawexp.runtime.reaper import scratch_folder, scratch_root, sweep
 from clawexp.spec import EngineHandle, Experiment
@@ -64,23 +65,9 @@ class Run:
         self._clock = time.monotonic()
 
     async def gather(self, step: int) -> list[Rollout]:
-        """The rollouts of one step: every task of every harness, `group_size` times."""
+        """The rollouts of one step."""
         self._clock = time.monotonic()
-        experiment = self.experiment
-        attempts = [
-            Attempt(
-                task=task,
-                harness_name=name,
-                harness=harness,
-                step=step,
-                number=number,
-                seed=seed_of(experiment.seed, step, task.id, name, number),
-            )
-            for name, harness in experiment.harness.items()
-            for task in experiment.taskset.train(step, experiment.num_tasks or harness.num_tasks, experiment.seed)
-            for number in range(experiment.group_size or harness.group_size)
-        ]
-        rollouts = await gather(attempts, self._site)
+        rollouts = await gather(training_attempts(self.experiment, step), self._site)
         self._times = {"time/gather_s": time.monotonic() - self._clock}
         return rollouts
 
@@ -133,9 +120,10 @@ class Run:
         """Score held-out tasks, when it is time: before the first step, every `eval.every` steps, after the last."""
         options = self.experiment.eval
         last = step == self.experiment.steps
-        if not options.num_tasks or not (step == 0 or last or (options.every and step % options.every == 0)):
+        attempts = evaluation_attempts(self.experiment, step)
+        if not attempts or not (step == 0 or last or (options.every and step % options.every == 0)):
             return
-        rollouts = await gather(evaluation_attempts(self.experiment, step), self._site)
+        rollouts = await gather(attempts, self._site)
         values = measure_evaluation(rollouts)
         for sink in self._sinks:
             sink.log(step if not last else step - 1, values)
@@ -145,26 +133,6 @@ class Run:
         for sink in self._sinks:
             sink.summary(self._last)
         return self._last
-
-
-def evaluation_attempts(experiment: Experiment, step: int) -> list[Attempt]:
-    """`eval.rollouts` attempts at each held-out task, under each harness."""
-    options = experiment.eval
-    return [
-        Attempt(
-            task=task,
-            harness_name=name,
-            harness=harness,
-            step=step,
-            number=number,
-            seed=seed_of(experiment.seed, step, task.id, name, number),
-            temperature=options.temperature,
-            evaluation=True,
-        )
-        for name, harness in experiment.harness.items()
-        for task in experiment.taskset.evaluation(options.num_tasks)
-        for number in range(options.rollouts)
-    ]
 
 
 def advantages(experiment: Experiment, rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -194,12 +162,6 @@ def packed(
         if rollout_id in given:
             groups.setdefault(by_id[rollout_id].group, []).append(prune(tree, algo.leaf_filter, algo.auxiliary))
     return pack([merge(group) for group in groups.values()], given, algo.normaliser, algo.constant_tokens)
-
-
-def seed_of(*parts: object) -> int:
-    """A 63-bit seed from anything that names a draw."""
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:8]) >> 1
 
 
 def probe_ids(vocab_size: int) -> list[int]:

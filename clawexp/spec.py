@@ -37,6 +37,10 @@ class Harness(Protocol):
     """Tasks per step unless the experiment says otherwise."""
     group_size: int
     """Rollouts per task unless the experiment says otherwise."""
+    eval_tasks: int
+    """Held-out tasks of an evaluation unless the experiment says otherwise."""
+    weight: float | None
+    """Its share of the tasks when several harnesses are chosen; None: it weighs `num_tasks`."""
 
     def needs(self) -> Needs: ...
 
@@ -192,7 +196,8 @@ class CaptureOptions:
 class EvalOptions:
     """Held-out tasks."""
 
-    num_tasks: Annotated[int, Field(ge=0)]
+    num_tasks: Annotated[int, Field(ge=0)] | None
+    """None: as many as each harness says; 0 turns evaluation off."""
     rollouts: Positive
     every: Annotated[int, Field(ge=0)]
     """Steps between evaluations; 0 evaluates before the first and after the last step."""

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from clawexp.admission import MemoryGate, available_mb
+from clawexp.attempt import Attempt
 from clawexp.engine.embedded import Embedded
 from clawexp.errors import CaptureError, ClawexpError, EngineError, HarnessError, JournalError, RuntimeFault
 from clawexp.outcome import Credit, Outcome
@@ -28,7 +30,7 @@ from clawexp.records import (
     Task,
     Verdict,
 )
-from clawexp.rollout import Attempt, MemoryGate, Site, available_mb, gather
+from clawexp.rollout import Site, gather
 from clawexp.spec import Model, RolloutOptions
 
 CREDIT: Mapping[Outcome, Credit] = dict.fromkeys(Outcome, Credit.EXCLUDE) | {
@@ -165,6 +167,8 @@ class Scripted:
     world: World
     memory_mb: int = 1
     num_tasks: int = 1
+    eval_tasks: int = 1
+    weight: float | None = None
     group_size: int = 1
 
     def needs(self) -> Needs:
@@ -342,32 +346,6 @@ async def test_one_harness_runs_even_if_it_needs_more_than_there_is(tmp_path: Pa
     rollouts = await gather(attempts(world, 3, memory_mb=10 * available_mb()), site(world, tmp_path))
     assert [rollout.outcome for rollout in rollouts] == [Outcome.COMPLETED] * 3
     assert world.most_inside == 1
-
-
-async def test_a_cancelled_wait_at_the_gate_takes_no_place(tmp_path: Path) -> None:
-    gate = MemoryGate(1, 0.5)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
-        async with gate.enter(1):
-            waiting = group.create_task(_enter(gate))
-            await asyncio.sleep(0)
-            waiting.cancel()
-        await _enter(gate)
-    async with asyncio.timeout(10), gate.enter(1):
-        assert waiting.cancelled()
-
-
-async def _enter(gate: MemoryGate) -> None:
-    async with gate.enter(1):
-        await asyncio.sleep(0)
-
-
-async def test_a_place_is_given_back_when_what_runs_there_fails() -> None:
-    gate = MemoryGate(1, 0.5)
-    with pytest.raises(RuntimeFault):
-        async with gate.enter(1):
-            raise RuntimeFault("it died")
-    async with asyncio.timeout(10):
-        await _enter(gate)
 
 
 async def test_an_outcome_that_is_to_be_retried_is_made_again_under_a_fresh_id(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from clawexp.batch import trained
 from clawexp.commands.compose import build, composed
 from clawexp.outcome import Credit, Outcome
 from clawexp.records import Rollout
-from clawexp.run import advantages, evaluation_attempts, packed, probe_ids, seed_of
+from clawexp.run import advantages, packed, probe_ids
 from clawexp.spec import Experiment
 from clawexp.tree import grow
 
@@ -62,24 +62,6 @@ def test_a_step_without_anything_to_train_on_is_an_empty_batch(experiment: Exper
     rollouts = [ended("a", None, Outcome.ENGINE_FAULT)]
     batch = packed(experiment, [grow(each) for each in rollouts], rollouts, advantages(experiment, rollouts))
     assert not trained(batch).any()
-
-
-def test_evaluation_takes_held_out_tasks_at_its_own_temperature(experiment: Experiment) -> None:
-    attempts = evaluation_attempts(experiment, step=3)
-    assert len(attempts) == experiment.eval.num_tasks * experiment.eval.rollouts
-    assert (
-        len({attempt.rollout_id for attempt in attempts})
-        == len({attempt.seed for attempt in attempts})
-        == len(attempts)
-    )
-    assert all(attempt.task.split == "eval" and attempt.evaluation for attempt in attempts)
-    assert {attempt.temperature for attempt in attempts} == {experiment.eval.temperature}
-
-
-def test_a_seed_depends_on_all_that_names_the_draw_and_on_nothing_else() -> None:
-    assert seed_of(0, 1, "t", "builtin", 2) == seed_of(0, 1, "t", "builtin", 2)
-    assert len({seed_of(0, step, "t", "builtin", number) for step in range(9) for number in range(9)}) == 81
-    assert 0 <= seed_of("x") < 2**63
 
 
 def test_the_probe_stays_within_the_vocabulary_and_reaches_across_it() -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from clawexp.admission import available_mb
 from clawexp.commands.arguments import conf_folder, groups
 from clawexp.commands.compose import composed
 from clawexp.errors import ConfigError
 from clawexp.model.checkpoint import checkpoint_folder
-from clawexp.rollout import available_mb
 from clawexp.runtime import bubblewrap
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from clawexp.attempt import evaluation_attempts
 from clawexp.commands.arguments import sort_arguments
 from clawexp.commands.compose import build, check, composed
 from clawexp.errors import ConfigError
@@ -19,8 +20,8 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f"eval takes overrides only, not {' '.join(arguments.flags)}")
     check(arguments.overrides)
     experiment = build(composed(arguments.overrides))
-    if not experiment.eval.num_tasks:
-        raise ConfigError("eval.num_tasks=0 leaves nothing to evaluate")
+    if not evaluation_attempts(experiment, step=0):
+        raise ConfigError("eval.num_tasks=0 leaves nothing to evaluate; give a number of held-out tasks")
     weights = _weights(experiment.resume)
     # torch is imported only now, when the evaluation is known to be possible.
     from clawexp.evaluation import evaluate_until_done

@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from clawexp.attempt import harness_weights, tasks_per_step
 from clawexp.commands.compose import build
 from clawexp.records import Command, Finished, Link
 from clawexp.spec import Experiment
@@ -39,8 +40,9 @@ def print_plan(config: DictConfig) -> None:
     experiment = build(config)
     print(OmegaConf.to_yaml(config, resolve=True))
     print(f"# would start, once: {experiment.model.engine}")
+    experiment_tasks, weights = tasks_per_step(experiment), harness_weights(experiment.harness)
     for name, harness in experiment.harness.items():
-        tasks = experiment.num_tasks or harness.num_tasks
+        tasks = f"{experiment_tasks * weights[name] / sum(weights.values()):g}"
         group = experiment.group_size or harness.group_size
         print(f"# would start, {tasks} tasks x {group} rollouts a step for {experiment.steps} steps: harness {name}")
         print(f"#   {_command(experiment, name)}")

@@ -14,6 +14,7 @@ from hydra.errors import CompactHydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from clawexp.attempt import training_attempts
 from clawexp.commands.arguments import Arguments, conf_folder, sort_arguments
 from clawexp.commands.compose import build, check, composed, resolved
 from clawexp.commands.overrides import assigned, sweep_points
@@ -102,10 +103,7 @@ def _train(config: DictConfig, folder: RunFolder) -> dict[str, float]:
 
 def _summary(experiment: Experiment) -> str:
     """`64 rollouts a step for 36 steps, builtin with tiny`"""
-    rollouts = sum(
-        (experiment.num_tasks or harness.num_tasks) * (experiment.group_size or harness.group_size)
-        for harness in experiment.harness.values()
-    )
+    rollouts = len(training_attempts(experiment, 0))
     harnesses = " and ".join(experiment.harness)
     return f"{rollouts} rollouts a step for {experiment.steps} steps, {harnesses} with {experiment.model.name}"
 

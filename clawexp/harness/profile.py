@@ -27,7 +27,8 @@ class Profile:
     """Of the option, for messages and the cache."""
     num_tasks: Positive
     group_size: Positive
-    weight: Annotated[float, Field(gt=0)]
+    eval_tasks: Annotated[int, Field(ge=0)]
+    weight: Annotated[float, Field(gt=0)] | None
     timeout_s: Seconds
     memory_mb: Positive
     package: str
