@@ -6,7 +6,7 @@ A failed rollout is data: whatever happens to one attempt becomes its outcome, a
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from clawexp.errors import (
     TasksetError,
 )
 from clawexp.outcome import Credit, Outcome
-from clawexp.records import Call, Finished, Link, Owner, Rollout, Sandbox, Verdict
+from clawexp.records import Call, Finished, Link, Owner, Rollout, Sandbox, Task, Verdict
 from clawexp.spec import Model, RolloutOptions, Runtime
 
 log = logging.getLogger(__name__)
@@ -73,10 +73,14 @@ class Site:
     options: RolloutOptions
     credit: Mapping[Outcome, Credit]
     gate: MemoryGate
+    expect: Callable[[Sequence[Task]], Awaitable[None]] | None = None
+    """Told of tasks before they are tried, where the engine asks for it."""
 
 
 async def gather(attempts: Sequence[Attempt], site: Site) -> list[Rollout]:
     """Make all `attempts`, bounded by number and memory. In the order of `attempts`, whatever order they end in."""
+    if site.expect is not None:
+        await site.expect([attempt.task for attempt in attempts])
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_with_retries(attempt, site)) for attempt in attempts]
     rollouts = [task.result() for task in tasks]

@@ -28,7 +28,7 @@ from clawexp.records import Rollout
 from clawexp.rollout import Site, gather
 from clawexp.run_folder import RunFolder
 from clawexp.runtime.reaper import scratch_folder, scratch_root, sweep
-from clawexp.spec import EngineHandle, Experiment
+from clawexp.spec import EngineHandle, Experiment, TaskAware
 from clawexp.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -234,4 +234,5 @@ async def open_site(experiment: Experiment, folder: Path, engine: EngineHandle) 
                 options=experiment.rollout,
                 credit=experiment.outcome,
                 gate=MemoryGate(experiment.rollout.max_concurrency, experiment.rollout.memory_share),
+                expect=engine.expect if isinstance(engine, TaskAware) else None,
             )

@@ -83,6 +83,13 @@ class EngineHandle(Protocol):
 
 
 @runtime_checkable
+class TaskAware(Protocol):
+    """An engine handle that must know of tasks before they are tried: it plays their known solutions."""
+
+    async def expect(self, tasks: Sequence[Task]) -> None: ...
+
+
+@runtime_checkable
 class Engine(Protocol):
     """How the model answers."""
 
