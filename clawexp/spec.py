@@ -7,17 +7,46 @@ in `conf/` name the classes that fill them.
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, Self, runtime_checkable
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from clawexp.component import component
 from clawexp.outcome import Credit, Outcome
-from clawexp.records import Finished, Launch, Link, Needs, Owner, Sandbox, Task
+from clawexp.records import Finished, Image, Launch, Link, Needs, Owner, Sandbox, Task
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Placed(Protocol):
+    """What decides whether a runtime can hold a task; a `Task` has it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def workspace(self) -> str | None: ...
+    @property
+    def folders(self) -> tuple[str, ...]: ...
+    @property
+    def image(self) -> Image | None: ...
+
+
+@runtime_checkable
+class Listed(Protocol):
+    """A taskset whose tasks all lie there, so that a runtime can be asked about them before anything starts."""
+
+    def places(self) -> Sequence[Placed]: ...
+
+
+@runtime_checkable
+class Choosy(Protocol):
+    """A runtime that cannot hold every task."""
+
+    def refuses(self, place: Placed) -> str | None:
+        """Why it cannot hold this one, and what can; None where it can."""
+        ...
 
 
 @runtime_checkable
@@ -247,3 +276,12 @@ class Experiment:
     checkpoint_every: Positive
     keep_checkpoints: Annotated[int, Field(ge=2)]
     resume: str | None
+
+    @model_validator(mode="after")
+    def _holds_its_tasks(self) -> Self:
+        """Refuse tasks that the runtime cannot hold, all of them by name."""
+        if isinstance(self.taskset, Listed) and isinstance(self.runtime, Choosy):
+            refused = [reason for place in self.taskset.places() if (reason := self.runtime.refuses(place))]
+            if refused:
+                raise ValueError("\n    ".join(refused))
+        return self
