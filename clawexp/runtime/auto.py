@@ -9,7 +9,7 @@ from clawexp.component import component
 from clawexp.records import Needs, Owner, Sandbox, Task
 from clawexp.runtime.bubblewrap import Bubblewrap, unavailable
 from clawexp.runtime.local import Local
-from clawexp.spec import Positive
+from clawexp.spec import Placed, Positive
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +29,19 @@ class Auto:
     allow_unsafe: bool
     """Let harnesses that are not the project's own run where there is no isolation."""
 
+    def refuses(self, place: Placed) -> str | None:
+        """As the runtime does that is chosen."""
+        return self._chosen().refuses(place)
+
     @contextlib.asynccontextmanager
     async def sandbox(self, task: Task, needs: Needs, owner: Owner) -> AsyncIterator[Sandbox]:
         reason = unavailable()
         if reason:
             warn(reason)
-            runtime = Local(file_bytes=self.file_bytes, allow_unsafe=self.allow_unsafe)
-        else:
-            runtime = Bubblewrap(file_bytes=self.file_bytes)
-        async with runtime.sandbox(task, needs, owner) as sandbox:
+        async with self._chosen().sandbox(task, needs, owner) as sandbox:
             yield sandbox
+
+    def _chosen(self) -> Bubblewrap | Local:
+        if unavailable():
+            return Local(file_bytes=self.file_bytes, allow_unsafe=self.allow_unsafe)
+        return Bubblewrap(file_bytes=self.file_bytes)

@@ -20,7 +20,7 @@ from clawexp.runtime.folder import Folder, create
 from clawexp.runtime.gate import Gate
 from clawexp.runtime.process import supervise
 from clawexp.runtime.reaper import remove
-from clawexp.spec import Positive
+from clawexp.spec import Placed, Positive
 
 WORKSPACE = "/work"
 HOME = "/home/agent"
@@ -34,6 +34,8 @@ ISOLATION = (
     *("--proc", "/proc", "--dev", "/dev"),
 )
 ETC = ("ssl", "ca-certificates", "alternatives", "ld.so.cache", "localtime", "nsswitch.conf", "mime.types")
+HOSTS = frozenset(("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "proc", "dev", "run", "sys"))
+"""Folders of the root that show the host's, or the kernel's."""
 MAX_SIGNAL = 64
 TAIL = 2000
 """Bytes of stderr in a message."""
@@ -73,21 +75,21 @@ def unavailable() -> str | None:
 class BubblewrapSandbox:
     """A folder, and programs that start in namespaces of their own around it."""
 
-    workspace = WORKSPACE
     home = HOME
 
-    def __init__(self, folder: Folder, needs: Needs, owner: Owner, facts: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Folder, workspace: str, needs: Needs, owner: Owner, facts: Mapping[str, Any]) -> None:
         self.folder = folder
+        self.workspace = workspace
         self.id = folder.path.name
         self.facts = facts
-        self.mounts = (*system(), *ISOLATION, *_mounts(folder, needs, owner))
+        self.mounts = (*system(), *ISOLATION, *_mounts(folder, workspace, needs, owner))
         self.prefix: tuple[str, ...] = ()
         if owner.proxy_socket and not needs.dials_socket:
             self.prefix = (str(INTERPRETER), "-I", "-S", FORWARDER, str(owner.proxy_port), PROXY)
 
     async def run(self, command: Command) -> Finished:
         with Gate() as gate:
-            argv = ("bwrap", *self.mounts, *gate.arguments, "--chdir", command.cwd or WORKSPACE, "--")
+            argv = ("bwrap", *self.mounts, *gate.arguments, "--chdir", command.cwd or self.workspace, "--")
             argv = (*argv, *self.prefix, *command.argv)
             try:
                 finished = await supervise(argv, command, cwd="/", pass_fds=gate.inherited, admit=gate.open)
@@ -118,22 +120,30 @@ class BubblewrapSandbox:
         return self.folder.files()
 
 
-def _mounts(folder: Folder, needs: Needs, owner: Owner) -> tuple[str, ...]:
+def _mounts(folder: Folder, workspace: str, needs: Needs, owner: Owner) -> tuple[str, ...]:
     """Arguments that show the sandbox's own folders, what the harness asks for and the proxy."""
-    arguments = ["--bind", str(folder.workspace), WORKSPACE, "--bind", str(folder.home), HOME]
-    arguments += ["--bind", str(folder.tmp), "/tmp"]
+    own = {HOME: folder.home, workspace: folder.workspace}
+    own |= {inside: folder.further(inside) for inside in folder.folders}
+    shown = {"/tmp": folder.tmp, **own}
+    arguments = [word for inside, outside in shown.items() for word in ("--bind", str(outside), inside)]
     for stub in (folder.path / "etc").iterdir():
         arguments += ["--ro-bind", str(stub), f"/etc/{stub.name}"]
     for outside, inside in needs.mounts.items():
-        if Path(inside).is_relative_to(WORKSPACE) or Path(inside).is_relative_to(HOME):
+        if any(Path(inside).is_relative_to(place) for place in own):
             raise RuntimeFault(
-                f"{outside} cannot be shown in a sandbox: {WORKSPACE} and {HOME} are the task's own there. "
+                f"{outside} cannot be shown in a sandbox: {', '.join(own)} are the task's own there. "
                 "Keep it elsewhere; the cache of harnesses moves with XDG_CACHE_HOME"
             )
         arguments += ["--ro-bind", outside, inside]
     if owner.proxy_socket:
         arguments += ["--ro-bind", str(owner.proxy_socket), PROXY, "--ro-bind", forwarder.__file__, FORWARDER]
     return (*arguments, "--remount-ro", "/")
+
+
+def _is_free(inside: str) -> bool:
+    """Whether a task can have this path for itself."""
+    path = Path(inside)
+    return path.is_absolute() and len(path.parts) > 1 and path.parts[1] not in HOSTS
 
 
 @component
@@ -143,13 +153,25 @@ class Bubblewrap:
     file_bytes: Positive
     """Larger files are not read back."""
 
+    def refuses(self, place: Placed) -> str | None:
+        """There are no images here, only the host's programs."""
+        if place.image is not None and place.image.required:
+            return f"task {place.id} needs an image of its own, and runtime=bubblewrap has none; use runtime=podman"
+        taken = [path for path in (place.workspace, *place.folders) if path and not _is_free(path)]
+        if taken:
+            return f"task {place.id} wants {', '.join(taken)} for itself, where runtime=bubblewrap shows the host's"
+        return None
+
     @contextlib.asynccontextmanager
     async def sandbox(self, task: Task, needs: Needs, owner: Owner) -> AsyncIterator[Sandbox]:
         reason = unavailable()
         if reason:
             raise RuntimeFault(f"bubblewrap does not work here: {reason}. Use runtime=local for the built-in harness")
+        reason = self.refuses(task)
+        if reason:
+            raise RuntimeFault(reason)
         begun = time.monotonic()
-        folder = create(owner, self.file_bytes)
+        folder = create(owner, self.file_bytes, task.folders)
         try:
             proxied = owner.proxy_socket is not None
             facts: dict[str, Any] = {
@@ -159,7 +181,7 @@ class Bubblewrap:
                 "proxy_socket": PROXY if proxied else None,
                 "proxy_url": f"http://127.0.0.1:{owner.proxy_port}",
             }
-            sandbox = BubblewrapSandbox(folder, needs, owner, facts)
+            sandbox = BubblewrapSandbox(folder, task.workspace or WORKSPACE, needs, owner, facts)
             await sandbox.put(task.files)
             facts["start_ms"] = round(1000 * (time.monotonic() - begun), 1)
             yield sandbox

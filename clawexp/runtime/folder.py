@@ -3,6 +3,7 @@
     ROOT/<rollout id>/owner      who made it
                       etc/       stubs of /etc/passwd and the like
                       workspace/ home/ tmp/
+                      folders/N  the task's further folders
 
 A harness may plant links, pipes and unreadable folders. Nothing here follows a link, waits on a pipe, or
 recurses.
@@ -40,6 +41,8 @@ class Folder:
     path: Path
     file_bytes: int
     """Larger files are not read."""
+    folders: tuple[str, ...]
+    """Further folders, by their path inside."""
 
     @property
     def workspace(self) -> Path:
@@ -52,6 +55,10 @@ class Folder:
     @property
     def tmp(self) -> Path:
         return self.path / "tmp"
+
+    def further(self, inside: str) -> Path:
+        """Where one of `folders` lies on the host."""
+        return self.path / "folders" / str(self.folders.index(inside))
 
     def put(self, path: str, content: bytes) -> None:
         """Write one file. What stood at its place, or in its way as a link, is replaced, not followed."""
@@ -95,9 +102,14 @@ class Folder:
 
     def _place(self, path: str) -> tuple[Path, tuple[str, ...]]:
         root = self.home if path.startswith("~/") else self.workspace
-        parts = PurePosixPath(path.removeprefix("~/")).parts
+        inside = path.removeprefix("~/")
+        for folder in self.folders:
+            if path.startswith(f"{folder}/"):
+                root, inside = self.further(folder), path.removeprefix(f"{folder}/")
+        parts = PurePosixPath(inside).parts
         if not parts or parts[0] == "/" or ".." in parts or "\0" in path:
-            raise RuntimeFault(f"{path!r} is no path in a sandbox; use a relative path, or ~/path for home")
+            further = "".join(f", or {folder}/path" for folder in self.folders)
+            raise RuntimeFault(f"{path!r} is no path in a sandbox; use a relative path, ~/path for home{further}")
         return root, parts
 
 
@@ -153,7 +165,7 @@ def _clear(parent: int, name: str) -> None:
         os.chmod(name, 0o755, dir_fd=parent)
 
 
-def create(owner: Owner, file_bytes: int) -> Folder:
+def create(owner: Owner, file_bytes: int, folders: tuple[str, ...] = ()) -> Folder:
     """Make the folder of a rollout's sandbox, replacing one that a dead driver left. Raises RuntimeFault."""
     name = owner.rollout_id
     if not name or name != Path(name).name or name.startswith("."):
@@ -165,8 +177,8 @@ def create(owner: Owner, file_bytes: int) -> Folder:
         remove(path)
     path.mkdir(parents=True, mode=0o700)
     mark(path, owner.run_id)
-    for part in ("etc", "workspace", "home", "tmp"):
-        (path / part).mkdir(mode=0o755)
+    for part in ("etc", "workspace", "home", "tmp", *(f"folders/{number}" for number in range(len(folders)))):
+        (path / part).mkdir(mode=0o755, parents=True)
     for file, content in ETC.items():
         (path / "etc" / file).write_text(content)
-    return Folder(path=path, file_bytes=file_bytes)
+    return Folder(path=path, file_bytes=file_bytes, folders=folders)

@@ -16,7 +16,7 @@ from clawexp.runtime import leash
 from clawexp.runtime.folder import Folder, create
 from clawexp.runtime.process import supervise
 from clawexp.runtime.reaper import remove
-from clawexp.spec import Positive
+from clawexp.spec import Placed, Positive
 
 INTERPRETER = Path(sys.executable).resolve()
 
@@ -55,6 +55,16 @@ class Local:
     allow_unsafe: bool
     """Let harnesses that are not the project's own run without isolation."""
 
+    def refuses(self, place: Placed) -> str | None:
+        """A plain folder lies where it lies."""
+        if place.image is not None and place.image.required:
+            return f"task {place.id} needs an image of its own, and runtime=local has none; use runtime=podman"
+        fixed = [path for path in (place.workspace, *place.folders) if path]
+        if fixed:
+            paths = ", ".join(fixed)
+            return f"task {place.id} needs {paths}, which runtime=local cannot give it; use runtime=bubblewrap"
+        return None
+
     @contextlib.asynccontextmanager
     async def sandbox(self, task: Task, needs: Needs, owner: Owner) -> AsyncIterator[Sandbox]:
         if not (needs.trusted or self.allow_unsafe):
@@ -62,6 +72,9 @@ class Local:
                 "this harness is not the project's own, and runtime 'local' is no isolation: what its model "
                 "says would run as you. Use runtime=bubblewrap, or accept that with runtime.allow_unsafe=true"
             )
+        reason = self.refuses(task)
+        if reason:
+            raise RuntimeFault(reason)
         begun = time.monotonic()
         folder = create(owner, self.file_bytes)
         try:

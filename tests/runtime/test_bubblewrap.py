@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clawexp.errors import RuntimeFault
-from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task
+from clawexp.records import Command, Finished, Image, Needs, Owner, Sandbox, Task
 from clawexp.runtime.bubblewrap import Bubblewrap, unavailable
 
 RUNTIME = Bubblewrap(file_bytes=100_000)
@@ -285,3 +286,25 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+async def test_a_task_has_its_workspace_and_further_folders_where_its_programs_name_them(task: Task, owner: Owners):
+    there = "/root/.openclaw/workspace"
+    placed = dataclasses.replace(task, workspace=there, folders=("/tests", "/logs/verifier"))
+    async with RUNTIME.sandbox(placed, Needs(), owner()) as sandbox:
+        script = f"pwd; cat {there}/data/a.txt; echo 1 > /logs/verifier/reward.txt"
+        await sandbox.put({"/tests/deep/test.sh": script.encode()})
+        done = await ran(sandbox, "sh /tests/deep/test.sh")
+        assert (done.code, done.stdout, done.stderr) == (0, f"{there}\nalpha".encode(), b"")
+        assert await sandbox.get("/logs/verifier/reward.txt") == b"1\n"
+        assert list(await sandbox.files()) == ["data/a.txt"]
+        with pytest.raises(RuntimeFault, match="no path in a sandbox"):
+            await sandbox.put({"/etc/passwd": b""})
+
+
+async def test_a_task_that_needs_an_image_or_the_hosts_folders_is_refused_by_name(task: Task, owner: Owners):
+    image = Image(context=Path("environment"), required=True)
+    for refused in (dataclasses.replace(task, image=image), dataclasses.replace(task, workspace="/usr/src")):
+        with pytest.raises(RuntimeFault, match="task t "):
+            async with RUNTIME.sandbox(refused, Needs(), owner()):
+                pass

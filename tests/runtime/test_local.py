@@ -1,3 +1,4 @@
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -90,3 +91,10 @@ def test_a_killed_driver_takes_its_command_with_it(tmp_path: Path, processes: Pr
     while processes("210987"):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+async def test_a_task_that_names_paths_of_its_own_is_refused_and_told_where_it_can_run(task: Task, owner: Owners):
+    for change in ({"workspace": "/app"}, {"folders": ("/tests",)}):
+        with pytest.raises(RuntimeFault, match=r"task t needs /.*runtime=bubblewrap"):
+            async with SAFE.sandbox(dataclasses.replace(task, **change), TRUSTED, owner()):
+                pass
