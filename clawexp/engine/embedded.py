@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -41,7 +41,20 @@ class Embedded:
     @asynccontextmanager
     async def serve(self, model: Model, seed: int, folder: Path) -> AsyncIterator[EngineClient]:
         """Start the engine; its stderr goes to `folder/engine.log`. Raises ConfigError and EngineError."""
-        settings = {
+        settings = self.settings(model, seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        process = await self._start(folder / LOG)
+        try:
+            port = await self._ready(process, json.dumps(settings), folder / LOG)
+            async with self.client(f"http://127.0.0.1:{port}", settings["key"]) as client:
+                with _cause_of_death(process, folder / LOG):
+                    yield client
+        finally:
+            await _end(process)
+
+    def settings(self, model: Model, seed: int) -> dict[str, Any]:
+        """What `clawexp.engine.server.Settings` reads."""
+        return {
             "checkpoint": str(checkpoint_folder(model.path)),
             "key": secrets.token_urlsafe(32),
             "parent": os.getpid(),
@@ -52,15 +65,10 @@ class Embedded:
             "deterministic": self.deterministic,
             "threads": self.threads,
         }
-        folder.mkdir(parents=True, exist_ok=True)
-        process = await self._start(folder / LOG)
-        try:
-            port = await self._ready(process, json.dumps(settings), folder / LOG)
-            async with EngineClient(f"http://127.0.0.1:{port}", settings["key"], self.start_s) as client:
-                with _cause_of_death(process, folder / LOG):
-                    yield client
-        finally:
-            await _end(process)
+
+    def client(self, url: str, key: str) -> EngineClient:
+        """A connection to the live engine, not yet open."""
+        return EngineClient(url, key, self.start_s)
 
     async def _start(self, log: Path) -> asyncio.subprocess.Process:
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads)}
