@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from aiohttp import web
 
 from clawexp.engine.routes import application
 from clawexp.engine.scheduler import Scheduler
+from clawexp.engine.script import Script
+from clawexp.engine.tools import ToolCall
 from clawexp.model.decoder import Policy
 
 KEEP_ALIVE_S = 3600.0
@@ -38,6 +41,9 @@ class Settings:
     context: int
     deterministic: bool
     threads: int
+    calls: Sequence[ToolCall] | None = None
+    """None: answers are sampled. Otherwise a script says them: these calls, or where there are none, what it is told
+    of each task."""
 
 
 async def serve(settings: Settings) -> None:
@@ -52,8 +58,9 @@ async def serve(settings: Settings) -> None:
         deterministic=settings.deterministic,
     )
     # A client that leaves cancels its handler, and with it the generation.
+    script = None if settings.calls is None else Script(Path(settings.checkpoint), settings.calls)
     runner = web.AppRunner(
-        application(scheduler, settings.key),
+        application(scheduler, settings.key, script),
         handler_cancellation=True,
         keepalive_timeout=KEEP_ALIVE_S,
         access_log=None,
