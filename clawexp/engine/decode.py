@@ -138,14 +138,19 @@ def score(policy: Policy, ids: Sequence[int]) -> list[float]:
     return target_logprobs(final, policy.head, tokens[1:], 1.0, None).tolist()
 
 
-def sample(logits: Tensor, temperature: Sequence[float], chance: Sequence[float]) -> tuple[list[int], list[float]]:
+def sample(
+    logits: Tensor, temperature: Sequence[float], chance: Sequence[float], said: Sequence[int | None] = ()
+) -> tuple[list[int], list[float]]:
     """Draw one id from each row of logits [N, V] by inverting its distribution function at `chance` in [0, 1).
 
-    Returns ids and their logprobs under softmax(logits / temperature).
+    A row whose `said` is an id takes that one. Returns ids and their logprobs under softmax(logits / temperature).
     """
     logprobs = (logits / torch.tensor(temperature)[:, None]).log_softmax(-1)
     # In float64: a float32 sum over a large vocabulary would lose its rare ids.
     reached = logprobs.exp().cumsum(-1, dtype=torch.float64)
     want = torch.tensor(chance, dtype=torch.float64)[:, None] * reached[:, -1:]
     ids = torch.searchsorted(reached, want, right=True).clamp(max=logits.shape[1] - 1)
+    for row, token in enumerate(said):
+        if token is not None:
+            ids[row] = token
     return ids[:, 0].tolist(), logprobs.gather(1, ids)[:, 0].tolist()

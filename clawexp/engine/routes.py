@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from clawexp.engine.scheduler import Scheduler
+from clawexp.engine.script import Script, Unplayable
 from clawexp.errors import ConfigError
 from clawexp.model.decoder import read_weights
+
+log = logging.getLogger(__name__)
 
 BODY_BYTES = 64 << 20
 SAMPLING = {"temperature", "max_tokens", "stop_token_ids", "logprobs"}
@@ -25,13 +29,14 @@ class BadRequest(Exception):
         self.code = code
 
 
-def application(scheduler: Scheduler, key: str) -> web.Application:
-    """The engine URL contract over a scheduler."""
+def application(scheduler: Scheduler, key: str, script: Script | None = None) -> web.Application:
+    """The engine URL contract over a scheduler. A script says the answers; without one they are sampled."""
     app = web.Application(middlewares=[_guard(key)], client_max_size=BODY_BYTES)
 
     async def generate(request: web.Request) -> web.Response:
         asked = _asked(await _body(request), scheduler)
-        call = await scheduler.generate(**asked)
+        said = _played(script, asked) if script else None
+        call = await scheduler.generate(**asked, said=said)
         choice = {
             "index": 0,
             "token_ids": call.ids,
@@ -39,6 +44,12 @@ def application(scheduler: Scheduler, key: str) -> web.Application:
             "finish_reason": call.finish_reason,
         }
         return web.json_response({"request_id": asked["key"], "choices": [choice], "weight_versions": call.spans()})
+
+    async def tasks(request: web.Request) -> web.Response:
+        if script is None:
+            raise BadRequest("this engine samples its answers and knows no tasks")
+        _told(script, await _body(request))
+        return web.json_response({})
 
     async def score(request: web.Request) -> web.Response:
         ids = _ids(await _body(request), "token_ids", scheduler.vocab)
@@ -72,6 +83,7 @@ def application(scheduler: Scheduler, key: str) -> web.Application:
     app.add_routes(
         [
             web.post("/inference/v1/generate", generate),
+            web.post("/tasks", tasks),
             web.post("/score", score),
             web.post("/load", load),
             web.get("/health", health),
@@ -137,6 +149,23 @@ def _asked(body: dict[str, Any], scheduler: Scheduler) -> dict[str, Any]:
         "max_tokens": _count(sampling, "max_tokens", 1),
         "stop_ids": stop_ids,
     }
+
+
+def _played(script: Script, asked: dict[str, Any]) -> list[int]:
+    try:
+        return script.answer(asked["ids"], asked["stop_ids"])
+    except Unplayable as error:
+        log.warning("call %s: %s", asked["key"], error)
+        raise BadRequest(str(error)) from error
+
+
+def _told(script: Script, body: dict[str, Any]) -> None:
+    try:
+        script.expect([(task["instruction"], task["solution"]) for task in body["tasks"]])
+    except (KeyError, TypeError) as error:
+        raise BadRequest(f"tasks must be a list of objects with instruction and solution: {error!r}") from error
+    except Unplayable as error:
+        raise BadRequest(str(error)) from error
 
 
 def _count(body: dict[str, Any], name: str, least: int) -> int:

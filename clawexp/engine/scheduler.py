@@ -34,11 +34,18 @@ class Generating:
     stop_ids: frozenset[int]
     random: np.random.Generator
     done: asyncio.Future[None]
+    said: Sequence[int] | None = None
+    """Ids to say instead of drawn ones; the last is a stop id."""
     slot: int = -1
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     """Of the weights that each id was drawn from."""
+
+    @property
+    def next_said(self) -> int | None:
+        """The id to say now; None: draw one."""
+        return None if self.said is None else self.said[len(self.ids)]
 
     @property
     def finish_reason(self) -> str:
@@ -85,9 +92,16 @@ class Scheduler:
         return len(self._queue) + len(self._filling) + len(self._drawing)
 
     async def generate(
-        self, key: str, ids: Sequence[int], temperature: float, max_tokens: int, stop_ids: Sequence[int]
+        self,
+        key: str,
+        ids: Sequence[int],
+        temperature: float,
+        max_tokens: int,
+        stop_ids: Sequence[int],
+        said: Sequence[int] | None = None,
     ) -> Generating:
-        """Sample an answer; the key decides the randomness. Cancelling frees the slot at once."""
+        """Sample an answer; the key decides the randomness. Or have it `said`, which then ends with a stop id: all else
+        is computed alike. Cancelling frees the slot at once."""
         call = Generating(
             np.array(ids, dtype=np.int64),
             temperature,
@@ -95,6 +109,7 @@ class Scheduler:
             frozenset(stop_ids),
             _random(self._seed, key),
             asyncio.get_running_loop().create_future(),
+            said,
         )
         self._queue.append(call)
         self._wake()
@@ -206,7 +221,8 @@ class Scheduler:
     def _draw(self, calls: Sequence[Generating], logits: Tensor) -> None:
         """Draw the next id of each call from its row of logits [N, V]."""
         temperature = [call.temperature for call in calls]
-        ids, logprobs = sample(logits, temperature, [call.random.random() for call in calls])
+        chance = [call.random.random() for call in calls]
+        ids, logprobs = sample(logits, temperature, chance, [call.next_said for call in calls])
         for call, token, logprob in zip(list(calls), ids, logprobs, strict=True):
             call.ids.append(token)
             call.logprobs.append(logprob)
