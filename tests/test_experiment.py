@@ -363,7 +363,7 @@ def test_two_runs_at_once_do_not_disturb_each_other(finished: Finished, place: P
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
-        ("clawexp.capture.proxy", "the capture process did not answer"),
+        ("clawexp.capture.proxy", "the capture process d"),
         ("clawexp.engine.server", "the engine died (exit status -9)"),
     ],
 )

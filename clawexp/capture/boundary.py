@@ -1,12 +1,9 @@
 """The driver's side of the model boundary: one capture process, rollouts opened and closed on it, calls read
 back."""
 
-import asyncio
-import json
 import os
 import secrets
 import shutil
-import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -16,6 +13,7 @@ from typing import Any
 import aiohttp
 
 from clawexp.capture.journal import read_calls
+from clawexp.child import Child, ChildOptions, child
 from clawexp.errors import CaptureError
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.records import Call
@@ -23,10 +21,8 @@ from clawexp.runtime.reaper import scratch_folder
 from clawexp.spec import CaptureOptions, Model
 
 START_S = 60.0
-END_S = 5.0
 LONGEST_SOCKET_PATH = 100
 """The kernel takes 107 bytes."""
-TAIL_BYTES = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +50,7 @@ class Boundary:
     _options: CaptureOptions
     _folder: Path
     _admin: aiohttp.ClientSession
-    _process: asyncio.subprocess.Process
+    _process: Child
 
     def journal(self, rollout_id: str) -> Path:
         """Where the rollout's calls are written."""
@@ -87,15 +83,13 @@ class Boundary:
         return await self._ask("GET", "/stats", None)
 
     async def _ask(self, method: str, path: str, content: Mapping[str, Any] | None) -> dict[str, Any]:
-        try:
-            async with self._admin.request(method, f"http://capture{path}", json=content) as response:
-                answer = await response.json()
-        except (aiohttp.ClientError, ValueError) as error:
-            state = f"ended with {self._process.returncode}" if self._process.returncode is not None else "runs"
-            raise CaptureError(
-                f"the capture process did not answer {path} ({type(error).__name__}: {error}); it {state}. "
-                f"The end of its log, {_log(self._folder)}:\n{_tail(_log(self._folder))}"
-            ) from error
+        with self._process.cause_of_death():
+            try:
+                async with self._admin.request(method, f"http://capture{path}", json=content) as response:
+                    answer = await response.json()
+            except (aiohttp.ClientError, ValueError) as error:
+                about = f"{type(error).__name__}: {error}"
+                raise CaptureError(f"the capture process did not answer {path} ({about})") from error
         if "error" in answer:
             raise CaptureError(answer["error"])
         return answer
@@ -114,16 +108,15 @@ async def boundary(
     with _socket_folder(folder) as sockets:
         config = _config(options, model, engine_url, engine_key, sockets)
         async with (
-            _process(folder) as process,
+            child(_child(folder), config) as process,
             aiohttp.ClientSession(
                 connector=aiohttp.UnixConnector(config["admin"]), timeout=aiohttp.ClientTimeout()
             ) as admin,
         ):
-            ready = await _start(process, config, folder)
             yield Boundary(
                 socket=sockets / "model",
-                port=ready["port"],
-                rendering=ready["rendering"],
+                port=process.ready["port"],
+                rendering=process.ready["rendering"],
                 _options=options,
                 _folder=folder,
                 _admin=admin,
@@ -131,10 +124,20 @@ async def boundary(
             )
 
 
+def _child(folder: Path) -> ChildOptions:
+    return ChildOptions(
+        name="capture process",
+        module="clawexp.capture.proxy",
+        log=folder / "capture.log",
+        start_s=START_S,
+        fault=CaptureError,
+        environment={},
+    )
+
+
 def _config(options: CaptureOptions, model: Model, engine_url: str, engine_key: str, sockets: Path) -> dict[str, Any]:
     """What `clawexp.capture.proxy.ProxyConfig` reads."""
     return {
-        "parent": os.getpid(),
         "socket": str(sockets / "model"),
         "admin": str(sockets / "admin"),
         "checkpoint": str(checkpoint_folder(model.path)),
@@ -170,58 +173,3 @@ def _socket_folder(folder: Path) -> Iterator[Path]:
         yield inside
     finally:
         shutil.rmtree(inside, ignore_errors=True)
-
-
-@asynccontextmanager
-async def _process(folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """The process, not yet configured; ended, and waited for, with the context."""
-    with _log(folder).open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "clawexp.capture.proxy",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=log,
-            # A terminal's Ctrl-C is for the driver, which ends this process last.
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        await _end(process)
-
-
-async def _start(process: asyncio.subprocess.Process, config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Configure the process and wait until it serves. Raises CaptureError."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        async with asyncio.timeout(START_S):
-            process.stdin.write(json.dumps(config).encode())
-            process.stdin.close()
-            line = await process.stdout.readline()
-    except (TimeoutError, ConnectionError) as error:
-        raise CaptureError(f"the capture process did not start in {START_S:.0f} s:\n{_tail(_log(folder))}") from error
-    if not line:
-        raise CaptureError(f"the capture process ended as it started:\n{_tail(_log(folder))}")
-    return json.loads(line)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.terminate()
-    try:
-        async with asyncio.timeout(END_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
-def _log(folder: Path) -> Path:
-    return folder / "capture.log"
-
-
-def _tail(log: Path) -> str:
-    return log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()

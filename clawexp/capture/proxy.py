@@ -1,21 +1,13 @@
-"""The capture process: `python -m clawexp.capture.proxy`.
-
-Its config is JSON on stdin; it prints one line of JSON once it serves. It dies with its parent, and at SIGTERM.
-Its log is stderr.
-"""
+"""The capture process, `python -m clawexp.capture.proxy`. It ends at SIGTERM; its log is stderr."""
 
 import asyncio
-import ctypes
 import gc
-import json
 import logging
-import os
 import signal
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal
 
 from mitmproxy import master, options
 from mitmproxy.addons import core, errorcheck, next_layer, proxyserver
@@ -27,10 +19,10 @@ from clawexp.capture.generation import Sampler
 from clawexp.capture.rendering import open_rendering
 from clawexp.capture.service import CaptureService
 from clawexp.capture.socket_server import unix_socket
+from clawexp.child import read_settings, say_ready
 from clawexp.engine.client import EngineClient
 from clawexp.errors import ClawexpError
 
-PR_SET_PDEATHSIG = 1
 NOWHERE = "reverse:http://127.0.0.1:9"
 """Upstream of the reverse mode. Every request is answered here, so it is never dialled."""
 
@@ -39,8 +31,6 @@ NOWHERE = "reverse:http://127.0.0.1:9"
 class ProxyConfig:
     """What the driver tells the process. It holds the engine's key, so it travels by stdin."""
 
-    parent: int
-    """The driver's process id."""
     socket: str
     admin: str
     checkpoint: str
@@ -55,15 +45,10 @@ class ProxyConfig:
     max_calls: int
     fsync: bool
 
-    @classmethod
-    def read(cls, text: str) -> Self:
-        return cls(**json.loads(text))
-
 
 def main() -> None:
     """Serve until the driver or a signal ends it."""
-    config = ProxyConfig.read(sys.stdin.read())
-    _die_with(config.parent)
+    config = ProxyConfig(**read_settings())
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         asyncio.run(serve(config))
@@ -92,7 +77,7 @@ async def serve(config: ProxyConfig) -> None:
             (instance,) = servers.servers
             async with unix_socket(Path(config.socket), instance), admin_socket(Path(config.admin), service):
                 _settle_memory()
-                _say({"port": instance.listen_addrs[0][1], "rendering": rendering.digest})
+                say_ready({"port": instance.listen_addrs[0][1], "rendering": rendering.digest})
                 await proxy.should_exit.wait()
 
 
@@ -112,18 +97,6 @@ def _settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-
-
-def _die_with(parent: int) -> None:
-    """Be killed when the parent ends, however it ends; at once where it has ended already."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the driver is gone")
-
-
-def _say(ready: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(ready) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

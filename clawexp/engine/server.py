@@ -1,14 +1,7 @@
-"""The embedded engine as a program: `python -m clawexp.engine.server`, its settings as JSON on stdin.
-
-It prints `ready PORT` when it serves, on loopback alone, and dies with the process that started it.
-"""
+"""The embedded engine as a program, `python -m clawexp.engine.server`, serving on loopback alone."""
 
 import asyncio
-import ctypes
-import json
-import os
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +9,7 @@ from pathlib import Path
 import torch
 from aiohttp import web
 
+from clawexp.child import read_settings, say_ready
 from clawexp.engine.routes import application
 from clawexp.engine.scheduler import Scheduler
 from clawexp.engine.script import Script
@@ -23,18 +17,15 @@ from clawexp.engine.tools import ToolCall
 from clawexp.model.decoder import Policy
 
 KEEP_ALIVE_S = 3600.0
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the program reads from stdin."""
+    """What the parent gives."""
 
     checkpoint: str
     key: str
     """The bearer key that every request must carry."""
-    parent: int
-    """The process that must outlive this one."""
     seed: int
     slots: int
     prefill_chunk: int
@@ -69,7 +60,7 @@ async def serve(settings: Settings) -> None:
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    print(f"ready {runner.addresses[0][1]}", flush=True)  # noqa: T201
+    say_ready({"port": runner.addresses[0][1]})
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with asyncio.TaskGroup() as group:
@@ -80,10 +71,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> None:
-    settings = Settings(**json.load(sys.stdin))
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != settings.parent:  # it died before the call above
-        raise SystemExit("the process that started the engine is gone")
+    settings = Settings(**read_settings())
     torch.set_num_threads(settings.threads)
     asyncio.run(serve(settings))
 

@@ -1,0 +1,137 @@
+"""A child process of ours that serves: given its settings, it says when it is ready, and ends with its context.
+
+`child` is the parent's side; the program itself begins with `read_settings` and calls `say_ready` once it serves.
+"""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clawexp.errors import ClawexpError
+
+STOP_S = 5.0
+TAIL_BYTES = 2000
+PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildOptions:
+    """`ChildOptions(name="engine", module="clawexp.engine.server", log=..., start_s=60, fault=EngineError)`"""
+
+    name: str
+    """For messages: `the NAME died`."""
+    module: str
+    """Run as `python -m MODULE`."""
+    log: Path
+    """Takes its stderr."""
+    start_s: float
+    fault: type[ClawexpError]
+    environment: Mapping[str, str]
+    """Beside this process's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Child:
+    """A live one."""
+
+    options: ChildOptions
+    ready: Mapping[str, Any]
+    """What it said when it was ready."""
+    process: asyncio.subprocess.Process
+
+    @contextmanager
+    def cause_of_death(self) -> Iterator[None]:
+        """Where the process is dead, what it said last explains more than that it does not answer."""
+        try:
+            yield
+        except self.options.fault as error:
+            if self.process.returncode is None:
+                raise
+            raise _death(self.options, f"died (exit status {self.process.returncode})") from error
+
+
+@asynccontextmanager
+async def child(options: ChildOptions, settings: Mapping[str, Any]) -> AsyncIterator[Child]:
+    """Start it, wait until it serves, and end it with the context. Raises `options.fault`."""
+    options.log.parent.mkdir(parents=True, exist_ok=True)
+    process = await _started(options)
+    try:
+        yield Child(options=options, ready=await _ready(process, options, settings), process=process)
+    finally:
+        await _end(process)
+
+
+async def _started(options: ChildOptions) -> asyncio.subprocess.Process:
+    with options.log.open("ab") as stderr:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            options.module,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=stderr,
+            env={**os.environ, **options.environment},
+            # A terminal's Ctrl-C is for the driver, which ends this process last.
+            start_new_session=True,
+        )
+
+
+async def _ready(
+    process: asyncio.subprocess.Process, options: ChildOptions, settings: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(options.start_s):
+            process.stdin.write(json.dumps({"parent": os.getpid(), "settings": settings}).encode())
+            process.stdin.close()
+            line = await process.stdout.readline()
+    except ConnectionError:
+        line = b""
+    except TimeoutError as error:
+        raise _death(options, f"was not ready within {options.start_s:g} s") from error
+    if not line:
+        raise _death(options, "died at its start")
+    return json.loads(line)
+
+
+def _death(options: ChildOptions, what: str) -> ClawexpError:
+    tail = options.log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
+    end = f"{options.log} ends with:\n{tail}" if tail else f"{options.log} is empty"
+    return options.fault(f"the {options.name} {what}; {end}")
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ask the process to stop; after a while, make it, and whatever it started."""
+    for how in (signal.SIGTERM, signal.SIGKILL):
+        if process.returncode is not None:
+            return
+        try:
+            os.killpg(process.pid, how)
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+        except (ProcessLookupError, TimeoutError):
+            continue
+
+
+def read_settings() -> dict[str, Any]:
+    """In the child: what the parent gave it. From now on it is killed when the parent ends, however that ends."""
+    given = json.load(sys.stdin)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != given["parent"]:  # it died before the call above
+        sys.exit("the process that started this one is gone")
+    return given["settings"]
+
+
+def say_ready(facts: Mapping[str, Any]) -> None:
+    """In the child: it serves; `facts` are what the parent must know to reach it."""
+    sys.stdout.write(json.dumps(facts) + "\n")
+    sys.stdout.flush()
