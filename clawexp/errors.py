@@ -9,6 +9,7 @@ ClawexpError
   JournalError    the journal of a run is unreadable beyond its torn tail
   EngineError     the engine did not answer as its contract says
   LearnerError    a batch or an update broke an invariant
+  LauncherError   a cluster or a child process did not do what it was asked
 
 A message says what happened, to what, and what to do next. Where a program failed, the tail of its
 stderr is part of the message: the cause stands at the end.
@@ -49,3 +50,7 @@ class EngineError(ClawexpError):
 
 class LearnerError(ClawexpError):
     """A batch or an update broke an invariant."""
+
+
+class LauncherError(ClawexpError):
+    """A cluster or a child process did not do what it was asked."""

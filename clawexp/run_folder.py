@@ -25,7 +25,7 @@ from clawexp.errors import ConfigError, JournalError
 from clawexp.outcome import Outcome
 from clawexp.records import Rollout, Verdict
 
-IDENTITY_FREE = ("resume", "steps", "logger", "keep_checkpoints", "checkpoint_every", "hydra")
+IDENTITY_FREE = ("resume", "steps", "logger", "launcher", "keep_checkpoints", "checkpoint_every", "hydra")
 """Keys that may change when a run is resumed."""
 PLAIN = ("id", "task_id", "harness", "number", "seed", "reward", "reason", "times", "facts")
 """Fields of a rollout that are journalled as they are."""

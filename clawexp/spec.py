@@ -247,6 +247,19 @@ class Logger(Protocol):
     def open(self, run: Path, config: Mapping[str, Any], resume: bool) -> AbstractAsyncContextManager[Any]: ...
 
 
+@runtime_checkable
+class Launcher(Protocol):
+    """Which other processes run the experiments of a sweep. A point is a `clawexp.launcher.point.Point`."""
+
+    def launch(self, points: Sequence[Any], folder: Path) -> Sequence[str | None]:
+        """Run each point, or hand it over; its error, None where there is none. `folder` is the sweep's."""
+        ...
+
+    def plan(self, num_points: int, folder: Path) -> str:
+        """What `launch` would start."""
+        ...
+
+
 def _complete(credit: dict[Outcome, Credit]) -> dict[Outcome, Credit]:
     missing = [outcome for outcome in Outcome if outcome not in credit]
     if missing:
@@ -269,6 +282,8 @@ class Experiment:
     eval: EvalOptions
     outcome: Annotated[dict[Outcome, Credit], AfterValidator(_complete)]
     logger: dict[str, Logger]
+    launcher: Launcher | None
+    """None: this process."""
     steps: Positive
     seed: Annotated[int, Field(ge=0)]
     num_tasks: Positive | None

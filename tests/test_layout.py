@@ -83,7 +83,8 @@ def test_the_lists_of_this_file_name_modules_that_exist() -> None:
 @pytest.mark.parametrize("option", options())
 def test_every_option_names_a_component_of_its_own_name(option: str) -> None:
     config = OmegaConf.load(ROOT / "conf" / option)
-    target = OmegaConf.select(config, "_target_") or OmegaConf.select(config, "model._target_")
+    targets = [OmegaConf.select(config, f"{section}_target_") for section in ("", "model.", "launcher.")]
+    target = next(filter(None, targets), None)
     if target is None:
         assert option.startswith(("launcher/", "outcome/")), f"{option} names no component"
         return

@@ -11,6 +11,7 @@ VERBS = {
     "doctor": "say what this machine can run, and what to do about the rest",
     "prepare": "fetch and pin what a harness or a model needs",
     "replay": "rebuild a run's last batch from its journal and compare the loss",
+    "jobs": "list the runs that launchers started: state, step, folder",
     "reap": "remove what killed runs left behind",
 }
 
@@ -122,5 +123,6 @@ examples
   python -m clawexp                                    learn on this machine in minutes
   python -m clawexp harness=openclaw algo=grpo         the same through OpenClaw
   python -m clawexp -m algo.lr=1e-4,3e-4 steps=2       a sweep of two points
+  python -m clawexp launcher=slurm                     the same as a job of a cluster
   python -m clawexp resume=auto                        go on with the newest unfinished run
   python -m clawexp eval resume=RUN                    score a run's newest checkpoint"""

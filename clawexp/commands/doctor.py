@@ -13,6 +13,7 @@ from clawexp.admission import available_mb
 from clawexp.commands.arguments import conf_folder, groups
 from clawexp.commands.compose import composed
 from clawexp.errors import ConfigError
+from clawexp.launcher.queue import available
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.runtime import bubblewrap
 
@@ -75,4 +76,7 @@ def _loggers() -> Iterator[Finding]:
 
 
 def _launchers() -> Iterator[Finding]:
-    yield Finding("launcher", "local", True, "this machine")
+    yield Finding("launcher", "local", True, "this process")
+    yield Finding("launcher", "subprocess", True, "this machine")
+    note = "sbatch is here" if available() else "sbatch and srun are not on PATH: no cluster to submit to"
+    yield Finding("launcher", "slurm", available(), note)

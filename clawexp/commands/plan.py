@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -20,6 +21,7 @@ class _NoSandbox:
     id: str = "dry-run"
     workspace: str = "/work"
     home: str = "/home/agent"
+    python: str = "python3"
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     async def run(self, command: Command) -> Finished:
@@ -35,8 +37,8 @@ class _NoSandbox:
         return {}
 
 
-def print_plan(config: DictConfig) -> None:
-    """Print the resolved experiment and every command that it would start."""
+def print_plan(config: DictConfig, num_points: int = 1) -> None:
+    """Print the resolved experiment, the first of `num_points`, and every command that it would start."""
     experiment = build(config)
     print(OmegaConf.to_yaml(config, resolve=True))
     print(f"# would start, once: {experiment.model.engine}")
@@ -48,6 +50,10 @@ def print_plan(config: DictConfig) -> None:
         print(f"#   {_command(experiment, name)}")
         if (line := harness.prepared()) is not None:
             print(f"#   after preparing it: {line}")
+    if experiment.launcher is not None:
+        print("# would be launched as")
+        for line in experiment.launcher.plan(num_points, Path("runs/NEW").absolute()).splitlines():
+            print(f"#   {line}")
 
 
 def _command(experiment: Experiment, name: str) -> str:

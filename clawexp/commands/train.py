@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
         points = sweep_points(arguments.overrides)
         if len(points) > 1:
             print(f"# a sweep of {len(points)} points; the first:")
-        print_plan(composed(points[0], config_dir, config_name))
+        print_plan(composed(points[0], config_dir, config_name), len(points))
         return 0
     if not arguments.shows and not arguments.multirun and config_name is None:
         checkpoint_folder(build(composed(arguments.overrides)).model.path)
@@ -60,6 +60,8 @@ def _run_folder(arguments: Arguments) -> list[str]:
         return [f"hydra.run.dir={fresh}", f"hydra.sweep.dir={fresh}"]
     config = composed(arguments.overrides)
     folder = fresh if config.resume is None else find_run(config.resume, resolved(config)).path
+    if config.launcher is not None:  # to Hydra it is a sweep of one
+        return [assigned("hydra.sweep.dir", str(folder)), "hydra.sweep.subdir=."]
     return [assigned("hydra.run.dir", str(folder))]
 
 

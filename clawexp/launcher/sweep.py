@@ -1,0 +1,39 @@
+"""Composed points -> their launcher, and what became of each in Hydra's terms."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.errors import CompactHydraException
+from hydra.utils import instantiate
+
+from clawexp.launcher.point import Point
+from clawexp.spec import Harness, Launcher
+
+
+def launch(points: Sequence[Point], folder: Path) -> list[JobReturn]:
+    """Run every point through the launcher that the experiment names; `folder` is the sweep's.
+
+    Raises ConfigError or LauncherError where nothing could be started, HarnessError where a harness cannot be prepared.
+    """
+    launcher: Launcher = instantiate(points[0].config.launcher, _convert_="all")
+    _prepare(points)
+    folder.mkdir(parents=True, exist_ok=True)
+    errors = launcher.launch(points, folder)
+    return [_returned(point, error) for point, error in zip(points, errors, strict=True)]
+
+
+def _prepare(points: Sequence[Point]) -> None:
+    """Fetch what the harnesses need here and now: where the jobs run there may be no network, and they are many."""
+    for point in points:
+        harnesses: dict[str, Harness] = instantiate(point.config.harness, _convert_="all")
+        for harness in harnesses.values():
+            if harness.prepared() is not None:
+                harness.prepare()
+
+
+def _returned(point: Point, error: str | None) -> JobReturn:
+    """Hydra prints the first error without a traceback, and ends with status 1."""
+    failed = JobStatus.FAILED if error else JobStatus.COMPLETED
+    value = CompactHydraException(f"clawexp: {error}") if error else str(point.folder)
+    return JobReturn(overrides=point.overrides, status=failed, _return_value=value)
