@@ -46,6 +46,8 @@ class Sandbox(Protocol):
     """The task's folder, as programs inside see it."""
     home: str
     """A folder for the harness's own files, as programs inside see it."""
+    python: str
+    """A Python 3 interpreter, as programs inside see it."""
     facts: Mapping[str, Any]
     """What really holds: isolation, limits, start time in ms."""
 

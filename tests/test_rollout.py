@@ -121,6 +121,7 @@ class Place:
 
     workspace = "/work"
     home = "/home"
+    python = "python3"
 
     def __init__(self, rollout_id: str, script: Script) -> None:
         self.id = rollout_id

@@ -1,7 +1,6 @@
 """The project's own harness, described: one program beside this file, and its settings."""
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +15,6 @@ from clawexp.spec import Positive, Seconds, Share
 
 SOURCE = Path(builtin_program.__file__).read_bytes()
 PROGRAM = ".clawexp.py"
-INTERPRETER = Path(sys.executable).resolve()
 CONFIG = ".clawexp.json"
 Tool = Literal["read", "write", "edit", "ls", "exec", "spawn"]
 
@@ -75,7 +73,7 @@ class Builtin:
             "task": task.instruction,
         }
         command = Command(
-            argv=(str(INTERPRETER), "-I", "-S", f"{sandbox.home}/{PROGRAM}", f"{sandbox.home}/{CONFIG}"),
+            argv=(sandbox.python, "-I", "-S", f"{sandbox.home}/{PROGRAM}", f"{sandbox.home}/{CONFIG}"),
             env={"HOME": sandbox.home, "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"},
             timeout_s=self.timeout_s,
         )

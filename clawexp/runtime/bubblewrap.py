@@ -76,6 +76,7 @@ class BubblewrapSandbox:
     """A folder, and programs that start in namespaces of their own around it."""
 
     home = HOME
+    python = str(INTERPRETER)
 
     def __init__(self, folder: Folder, workspace: str, needs: Needs, owner: Owner, facts: Mapping[str, Any]) -> None:
         self.folder = folder

@@ -68,6 +68,7 @@ class Folder:
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=parent)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
+                _give(descriptor, parent)
             os.rename(fresh, parts[-1], src_dir_fd=parent, dst_dir_fd=parent)
 
     def get(self, path: str) -> bytes:
@@ -146,23 +147,34 @@ def _entries(folder: int) -> Iterator[tuple[str, int | None]]:
 
 
 def _enter(parent: int, name: str, *, make: bool) -> int:
-    if make:
-        _clear(parent, name)
-    return os.open(name, FOLDER, dir_fd=parent)
+    made = make and _clear(parent, name)
+    entered = os.open(name, FOLDER, dir_fd=parent)
+    if made:
+        _give(entered, parent)
+    return entered
 
 
-def _clear(parent: int, name: str) -> None:
-    """Make `name` a folder that can be entered, whatever the harness left there."""
+def _give(descriptor: int, parent: int) -> None:
+    """What root makes in a folder is its owner's: programs of a container run as an id that is not root's."""
+    if os.geteuid() == 0:
+        owner = os.fstat(parent)
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def _clear(parent: int, name: str) -> bool:
+    """Make `name` a folder that can be entered, whatever the harness left there. True where it is a new one."""
     try:
         mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
     except FileNotFoundError:
         os.mkdir(name, 0o755, dir_fd=parent)
-        return
+        return True
     if not stat.S_ISDIR(mode):
         os.unlink(name, dir_fd=parent)
         os.mkdir(name, 0o755, dir_fd=parent)
-    elif mode & stat.S_IRWXU != stat.S_IRWXU:
+        return True
+    if mode & stat.S_IRWXU != stat.S_IRWXU:
         os.chmod(name, 0o755, dir_fd=parent)
+    return False
 
 
 def create(owner: Owner, file_bytes: int, folders: tuple[str, ...] = ()) -> Folder:

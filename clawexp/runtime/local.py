@@ -24,6 +24,8 @@ INTERPRETER = Path(sys.executable).resolve()
 class LocalSandbox:
     """A folder, and programs of this machine that start in it."""
 
+    python = str(INTERPRETER)
+
     def __init__(self, folder: Folder, facts: Mapping[str, Any]) -> None:
         self.folder = folder
         self.id = folder.path.name

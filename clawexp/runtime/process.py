@@ -97,10 +97,10 @@ async def start(
 
 
 def _spawn(argv: Sequence[str], command: Command, cwd: str | None, pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
-    with _source(command.stdin) as source:
+    with source(command.stdin) as stdin:
         return subprocess.Popen(
             argv,
-            stdin=source,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=dict(command.env),
@@ -124,7 +124,7 @@ def _close_pipes(child: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _source(data: bytes) -> Iterator[int]:
+def source(data: bytes) -> Iterator[int]:
     """A descriptor from which exactly `data` can be read; nothing has to be pumped."""
     if not data:
         yield subprocess.DEVNULL

@@ -1,5 +1,6 @@
 """Two sandboxes to grade in: one in memory, one over a real folder."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ class Memory:
     id = "memory"
     workspace = "/workspace"
     home = "/home"
+    python = sys.executable
     facts: Mapping[str, Any] = {}
 
     def __init__(self) -> None:
