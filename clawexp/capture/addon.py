@@ -3,12 +3,19 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from mitmproxy import connection, http
+from mitmproxy.proxy.layer import NextLayer
+from mitmproxy.proxy.layers.http import HttpLayer
 
 from clawexp.capture.exchange import Exchange
+from clawexp.capture.keep_alive import AnsweredHttp, Awaited
 from clawexp.capture.message import Reply
 from clawexp.capture.service import CaptureService, Incoming
+
+FAILED = Reply(status=503, body=b"", headers={"retry-after": "2"})
+"""Stands if the service fails."""
 
 
 class CaptureAddon:
@@ -24,19 +31,35 @@ class CaptureAddon:
     def running(self) -> None:
         self.serving.set()
 
-    async def request(self, flow: http.HTTPFlow) -> None:
-        # Stands if the service fails: without a response mitmproxy would ask the upstream, and there is none.
-        flow.response = http.Response.make(503, b"", {"retry-after": "2"})
+    def next_layer(self, nextlayer: NextLayer) -> None:
+        if type(nextlayer.layer) is HttpLayer:
+            # It has been placed among its neighbours already, and differs only in the streams that it makes.
+            nextlayer.layer.__class__ = AnsweredHttp
+
+    def request(self, flow: http.HTTPFlow) -> None:
+        # Without a response mitmproxy would ask the upstream, and there is none.
+        flow.response = http.Response.make(FAILED.status)
+        flow.metadata["awaited"] = Awaited(FAILED)
+
+    async def answer(self, flow: http.HTTPFlow) -> None:
+        awaited: Awaited = flow.metadata["awaited"]
         incoming = Incoming(
             method=flow.request.method,
             path=flow.request.path.partition("?")[0],
             headers=flow.request.headers,
             body=_body(flow.request),
             until_gone=self._until_gone(flow.client_conn.id),
+            may_ping=partial(setattr, awaited, "ping"),
         )
-        served = await self._service.serve(incoming)
-        flow.response = _response(served.reply)
-        flow.metadata["exchange"] = served.exchange
+        try:
+            served = await self._service.serve(incoming)
+            awaited.reply = served.reply
+            flow.metadata["exchange"] = served.exchange
+        finally:
+            awaited.done.set()
+
+    async def await_answer(self, flow: http.HTTPFlow) -> None:
+        await flow.metadata["awaited"].wait()
 
     def response(self, flow: http.HTTPFlow) -> None:
         exchange = flow.metadata.get("exchange")
@@ -67,7 +90,3 @@ def _body(request: http.Request) -> bytes:
         return request.get_content() or b""
     except ValueError:
         return request.raw_content or b""
-
-
-def _response(reply: Reply) -> http.Response:
-    return http.Response.make(reply.status, reply.body, dict(reply.headers))

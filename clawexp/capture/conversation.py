@@ -26,9 +26,8 @@ class Conversation:
     def arrive(self, request: Request, body: bytes, position: int) -> Exchange:
         """Take a request in: its prompt ids, and how it stands to the calls before it. Raises Refused."""
         view = View.of(request)
-        matches = [earlier for earlier in self._exchanges if earlier.begins(view)]
-        matched = max(matches, key=lambda earlier: (len(earlier.view.messages), earlier.position), default=None)
-        ids = self._extended(matched, request) if matched is not None else None
+        matched = self._longest(view)
+        ids = self._extended(matched, request)
         if matched is not None and ids is not None:
             matched.continued = True
             cause, kind = "continue", matched.kind
@@ -45,6 +44,11 @@ class Conversation:
         )
         self._exchanges.append(exchange)
         return exchange
+
+    def count(self, request: Request) -> int:
+        """Tokens that the prompt of such a request has, by the same rendering. Raises Refused."""
+        ids = self._extended(self._longest(View.of(request)), request)
+        return len(ids if ids is not None else self._rendering.render(request.messages, request.tools))
 
     @property
     def size(self) -> int:
@@ -99,7 +103,15 @@ class Conversation:
                 return earlier
         return None
 
-    def _extended(self, matched: Exchange, request: Request) -> list[int] | None:
+    def _longest(self, view: View) -> Exchange | None:
+        """The longest earlier call that begins the request."""
+        matches = [earlier for earlier in self._exchanges if earlier.begins(view)]
+        return max(matches, key=lambda earlier: (len(earlier.view.messages), earlier.position), default=None)
+
+    def _extended(self, matched: Exchange | None, request: Request) -> list[int] | None:
+        """Prompt ids that continue `matched`; None where there is none or the template cannot."""
+        if matched is None:
+            return None
         assert matched.sequence is not None
         ids, num_prompt = matched.sequence.tolist(), len(matched.prompt)
         prompt, sampled = ids[:num_prompt], ids[num_prompt:]

@@ -14,8 +14,13 @@ def classify(
     request: Request, view: View, earlier: Sequence[Exchange], matched: Exchange | None, overflowed: bool
 ) -> tuple[Cause, Kind]:
     """Cause and kind. `matched`: the call that the request continues by meaning though not by tokens."""
-    if not earlier:
-        return "root", "main"
+    cause, kind = _classify(request, view, earlier, matched, overflowed)
+    return cause, "auxiliary" if request.auxiliary else kind
+
+
+def _classify(
+    request: Request, view: View, earlier: Sequence[Exchange], matched: Exchange | None, overflowed: bool
+) -> tuple[Cause, Kind]:
     if matched is not None:
         rest = view.roles[len(matched.view.messages) + 1 :]
         return ("rewrite" if "assistant" in rest or not rest else "template"), matched.kind
@@ -23,8 +28,12 @@ def classify(
         if call.view.tools == view.tools and call.view.messages == view.messages:
             return "retry", call.kind
     for call in earlier:
-        if call.view.roles[-1] == "user" and call.begins(view, dropped=1):
+        if call.view.roles[-1] in ("user", "system") and call.begins(view, dropped=1):
             return "reminder", call.kind
+    if all(call.kind == "auxiliary" for call in earlier):
+        return "root", "main"
+    if request.auxiliary:
+        return "subagent", "auxiliary"
     if overflowed and not view.has_tools:
         return "compaction", "auxiliary"
     for call in earlier:

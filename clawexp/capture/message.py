@@ -59,6 +59,8 @@ class Request:
     stream: bool
     stream_usage: bool
     """Whether a stream ends with a chunk of usage."""
+    auxiliary: bool = False
+    """The request itself shows that it is a question on the side: a title, a probe, a helper's turn."""
     edits: tuple[Edit, ...] = ()
 
 
@@ -90,3 +92,13 @@ class Refused(CaptureError):
     def __init__(self, kind: RefusalKind, message: str) -> None:
         super().__init__(message)
         self.kind: RefusalKind = kind
+
+
+class TooLong(Refused):
+    """A prompt that does not fit; harnesses make room for their next one when it is said in their dialect's own
+    words."""
+
+    def __init__(self, prompt_tokens: int, context: int) -> None:
+        super().__init__("context_length", f"The prompt has {prompt_tokens} tokens; the context holds {context}.")
+        self.prompt_tokens = prompt_tokens
+        self.context = context

@@ -4,7 +4,7 @@ is noted."""
 from collections.abc import Mapping
 from typing import Any
 
-from clawexp.capture.message import Refused, Request
+from clawexp.capture.message import Request, TooLong
 from clawexp.records import Edit
 
 NEUTRAL: Mapping[str, Any] = {
@@ -17,8 +17,10 @@ NEUTRAL: Mapping[str, Any] = {
     "logit_bias": {},
     "seed": None,
     "stop": None,
+    "stop_sequences": None,
     "n": 1,
     "response_format": {"type": "text"},
+    "output_format": None,
     "tool_choice": "auto",
 }
 """Fields whose other values would draw from another distribution than the one that is learned, or choose
@@ -44,11 +46,7 @@ def decide(request: Request, temperature: float, room: int) -> tuple[dict[str, A
 
 
 def room_for(prompt_tokens: int, context: int, max_tokens: int) -> int:
-    """Tokens that an answer to such a prompt may take. Raises Refused where there is no room for one."""
+    """Tokens that an answer to such a prompt may take. Raises TooLong where there is no room for one."""
     if prompt_tokens >= context:
-        raise Refused(
-            "context_length",
-            f"This model's maximum context length is {context} tokens. However, your messages resulted in "
-            f"{prompt_tokens} tokens. Please reduce the length of the messages.",
-        )
+        raise TooLong(prompt_tokens, context)
     return min(max_tokens, context - prompt_tokens)

@@ -4,14 +4,14 @@ sampled."""
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from clawexp.capture.caller import Caller, final_answer
 from clawexp.capture.conversation import Conversation
-from clawexp.capture.dialects.dialect import Dialect
+from clawexp.capture.dialects.dialect import Counting, Dialect
 from clawexp.capture.dialects.table import DIALECTS
 from clawexp.capture.exchange import Exchange
 from clawexp.capture.journal import CallJournal
@@ -34,6 +34,8 @@ class Incoming:
     body: bytes
     until_gone: AbstractContextManager[None]
     """Inside it, the request is cancelled when its client leaves; outside it runs to its end."""
+    may_ping: Callable[[bytes], None]
+    """Told what the client may be sent while it waits, once it is known to wait for a stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,10 +78,11 @@ class CaptureService:
 
     async def serve(self, incoming: Incoming) -> Served:
         """The reply to anything at all, an error in the dialect's form included."""
-        dialect = next((d for d in DIALECTS if d.serves(incoming.method, incoming.path)), None)
+        asked = (incoming.method, incoming.path, incoming.headers)
+        dialect = next((each for each in DIALECTS if each.serves(*asked)), None)
         if dialect is None:
             refused = Refused("not_found", f"Unknown request URL: {incoming.method} {incoming.path}.")
-            return Served(reply=DIALECTS[0].refuse(refused))
+            return Served(reply=DIALECTS[-1].refuse(refused))
         rollout = self.rollouts.get(dialect.key(incoming.headers))
         if rollout is None:
             return Served(reply=dialect.refuse(Refused("unknown_key", "Incorrect API key provided.")))
@@ -94,7 +97,11 @@ class CaptureService:
         about = dialect.about(incoming.method, incoming.path, model)
         if about is not None:
             return Served(reply=about)
-        request = dialect.read(incoming.body)
+        request = dialect.read(incoming.headers, incoming.body)
+        if isinstance(dialect, Counting) and dialect.counts(incoming.method, incoming.path):
+            return Served(reply=dialect.count(rollout.conversation.count(request)))
+        if request.stream:
+            incoming.may_ping(dialect.ping)
         body = hashlib.sha256(incoming.body).digest()
         again = rollout.conversation.repeated(body, dialect.retried(incoming.headers))
         if again is not None and again.answer is not None:

@@ -30,7 +30,7 @@ def replay(file: Path, scenario: str, rendering: Qwen3Rendering, tokenizer: Toke
     conversation, exchanges = Conversation(rendering), []
     for position, row in enumerate(row for row in rows if isinstance(row["reply"], dict)):
         body = json.dumps(row["body"]).encode()
-        exchange = conversation.arrive(OpenAIChat().read(body), hashlib.sha256(body).digest(), position)
+        exchange = conversation.arrive(OpenAIChat().read({}, body), hashlib.sha256(body).digest(), position)
         conversation.attach(exchange)
         ids = tokenizer.encode(sampled_text(row["reply"]) + "<|im_end|>")
         parsed = rendering.parse(ids)

@@ -38,5 +38,5 @@ def test_the_smaller_limit_holds() -> None:
 
 def test_an_answer_never_leaves_the_context() -> None:
     assert room_for(90, 100, 256) == 10
-    with pytest.raises(Refused, match="maximum context length is 100 tokens"):
+    with pytest.raises(Refused, match="100 tokens; the context holds 100"):
         room_for(100, 100, 256)

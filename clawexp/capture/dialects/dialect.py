@@ -5,7 +5,7 @@ A further dialect is one module beside this one, and one entry in `clawexp.captu
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from clawexp.capture.message import Answer, Refused, Reply, Request
 
@@ -14,8 +14,10 @@ class Dialect(Protocol):
     """Stateless."""
 
     name: str
+    ping: bytes
+    """What a stream may carry before its answer, to show that somebody is there."""
 
-    def serves(self, method: str, path: str) -> bool:
+    def serves(self, method: str, path: str, headers: Mapping[str, str]) -> bool:
         """Whether this is a model call, or a question about the models, in this dialect."""
         ...
 
@@ -31,7 +33,7 @@ class Dialect(Protocol):
         """The reply to a question about the models. None: the request is a model call. Raises Refused."""
         ...
 
-    def read(self, body: bytes) -> Request:
+    def read(self, headers: Mapping[str, str], body: bytes) -> Request:
         """A model call's body. Messages keep their places. Raises Refused."""
         ...
 
@@ -42,3 +44,14 @@ class Dialect(Protocol):
     def refuse(self, refused: Refused) -> Reply:
         """The dialect's own form of an error."""
         ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A dialect in which a harness may ask how long a prompt would be."""
+
+    def counts(self, method: str, path: str) -> bool:
+        """Whether this asks for the length of a prompt; its body is then read like a call's."""
+        ...
+
+    def count(self, tokens: int) -> Reply: ...

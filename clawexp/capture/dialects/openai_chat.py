@@ -4,9 +4,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from clawexp.capture.dialects.body import read_object
 from clawexp.capture.dialects.openai_messages import read_messages, read_tools
 from clawexp.capture.meaning import arguments_text
-from clawexp.capture.message import Answer, RefusalKind, Refused, Reply, Request
+from clawexp.capture.message import Answer, RefusalKind, Refused, Reply, Request, TooLong
 from clawexp.capture.sampling import NEUTRAL
 
 SHAPING = ("temperature", *NEUTRAL, "max_tokens", "max_completion_tokens")
@@ -24,8 +25,9 @@ class OpenAIChat:
     """The chat dialect of OpenAI and of the many servers that speak it."""
 
     name = "openai_chat"
+    ping = b": waiting\n\n"
 
-    def serves(self, method: str, path: str) -> bool:
+    def serves(self, method: str, path: str, headers: Mapping[str, str]) -> bool:
         asks = method == "GET" and (path == "/v1/models" or path.startswith("/v1/models/"))
         return asks or (method == "POST" and path == "/v1/chat/completions")
 
@@ -46,13 +48,8 @@ class OpenAIChat:
             return _json(200, entry)
         raise Refused("not_found", f"The model {path.removeprefix('/v1/models/')!r} does not exist.")
 
-    def read(self, body: bytes) -> Request:
-        try:
-            content = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise Refused("invalid_request", f"We could not parse the JSON body of your request: {error}") from error
-        if not isinstance(content, dict):
-            raise Refused("invalid_request", "The body of the request must be a JSON object.")
+    def read(self, headers: Mapping[str, str], body: bytes) -> Request:
+        content = read_object(body)
         options = content.get("stream_options") or {}
         return Request(
             messages=read_messages(content.get("messages")),
@@ -72,8 +69,17 @@ class OpenAIChat:
 
     def refuse(self, refused: Refused) -> Reply:
         status, kind, param, code = ERRORS[refused.kind]
-        error = {"message": str(refused), "type": kind, "param": param, "code": code}
+        error = {"message": _reason(refused), "type": kind, "param": param, "code": code}
         return _json(status, {"error": error}, {"retry-after": "2"} if status == 503 else {})
+
+
+def _reason(refused: Refused) -> str:
+    if not isinstance(refused, TooLong):
+        return str(refused)
+    return (
+        f"This model's maximum context length is {refused.context} tokens. However, your messages resulted in "
+        f"{refused.prompt_tokens} tokens. Please reduce the length of the messages."
+    )
 
 
 def _max_tokens(content: Mapping[str, Any]) -> int | None:

@@ -1,7 +1,9 @@
 """All dialects that the boundary speaks."""
 
+from clawexp.capture.dialects.anthropic_messages import AnthropicMessages
 from clawexp.capture.dialects.dialect import Dialect
 from clawexp.capture.dialects.openai_chat import OpenAIChat
 
-DIALECTS: tuple[Dialect, ...] = (OpenAIChat(),)
-"""The first also answers where no dialect serves the path."""
+DIALECTS: tuple[Dialect, ...] = (AnthropicMessages(), OpenAIChat())
+"""The first that serves a request answers it: some paths belong to several, and Anthropic's clients say who they
+are. Where none does, the last one refuses."""

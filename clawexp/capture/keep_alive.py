@@ -1,0 +1,97 @@
+"""A client that waits for a stream hears something while its answer is made.
+
+mitmproxy sends what an addon answers only as a whole. Its HTTP stream is taught here to ask for the answer beside
+itself, and to send the stream's head and pings until it is there.
+"""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from mitmproxy import http
+from mitmproxy.proxy import commands, events, layer
+from mitmproxy.proxy.layers.http import HttpLayer, HttpStream, SendHttp
+from mitmproxy.proxy.layers.http._events import ResponseData, ResponseHeaders
+
+from clawexp.capture.message import Reply
+
+PING_S = 5.0
+"""Clients and what lies between give up on a silent connection after some ten seconds at the earliest."""
+STREAM = "text/event-stream; charset=utf-8"
+
+
+@dataclass(eq=False)
+class Awaited:
+    """An answer that is being made."""
+
+    reply: Reply
+    """What is sent if nothing better comes."""
+    ping: bytes = b""
+    """What may be sent meanwhile; nothing while it is not known that the client waits for a stream."""
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait(self) -> None:
+        """Until it is done, or until a ping is due."""
+        while not self.done.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PING_S):
+                    await self.done.wait()
+            if self.ping:
+                return
+
+    def rest(self) -> bytes:
+        """The answer as the rest of a stream that has begun; a refusal comes too late for its status."""
+        if self.reply.status == 200:
+            return self.reply.body
+        return b"event: error\ndata: %s\n\n" % self.reply.body
+
+
+@dataclass
+class AnswerHook(commands.StartHook):
+    """Make the answer to a flow. The stream goes on meanwhile."""
+
+    flow: http.HTTPFlow
+    blocking = False
+
+
+@dataclass
+class AwaitAnswerHook(commands.StartHook):
+    """Let time pass until the answer is there or a ping is due."""
+
+    flow: http.HTTPFlow
+
+
+class AnsweredStream(HttpStream):
+    """One request and its response. The addon has put an `Awaited` into the flow's metadata."""
+
+    def send_response(self, already_streamed: bool = False) -> layer.CommandGenerator[None]:
+        awaited: Awaited = self.flow.metadata["awaited"]
+        yield AnswerHook(self.flow)
+        yield AwaitAnswerHook(self.flow)
+        pinged = False
+        while not awaited.done.is_set():
+            if not pinged:
+                yield SendHttp(ResponseHeaders(self.stream_id, _stream_head(), False), self.context.client)
+            pinged = True
+            yield SendHttp(ResponseData(self.stream_id, awaited.ping), self.context.client)
+            yield AwaitAnswerHook(self.flow)
+        reply = awaited.reply
+        self.flow.response = http.Response.make(reply.status, reply.body, dict(reply.headers))
+        if pinged:
+            yield SendHttp(ResponseData(self.stream_id, awaited.rest()), self.context.client)
+        yield from super().send_response(already_streamed=pinged)
+
+
+class AnsweredHttp(HttpLayer):
+    """A client's HTTP connection, whose requests are all answered here."""
+
+    def make_stream(self, stream_id: int) -> layer.CommandGenerator[None]:
+        self.streams[stream_id] = AnsweredStream(self.context.fork(), stream_id)
+        yield from self.event_to_child(self.streams[stream_id], events.Start())
+
+
+def _stream_head() -> http.Response:
+    head = http.Response.make(200, b"", {"content-type": STREAM, "cache-control": "no-cache"})
+    del head.headers["content-length"]
+    head.headers["transfer-encoding"] = "chunked"
+    return head
