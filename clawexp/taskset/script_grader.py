@@ -30,6 +30,7 @@ for place; do
     if [ -d "$place" ] && [ ! -L "$place" ]; then find "$place" -mindepth 1 -delete; else rm -f "$place"; fi || exit 1
 done
 """
+SHORT = 100
 TAIL = 600
 """Characters of a failed script's stderr in a message."""
 
@@ -53,8 +54,8 @@ class ScriptGrader:
         """Raises TasksetError where there is no score."""
         done = await run_script(sandbox, self.argv, self.files, self.clear, self.cwd, self.env)
         if done.code != 0:
-            raise TasksetError(f"{' '.join(self.argv)} ended with {done.code}: {tail(done)}")
-        score = number(last_line(done), " ".join(self.argv))
+            raise TasksetError(f"{named(self.argv)} ended with {done.code}: {tail(done)}")
+        score = number(last_line(done), named(self.argv))
         if not self.detail:
             return Verdict(score=score)
         checks = read_checks(await sandbox.run(self._command(self.detail)))
@@ -74,15 +75,20 @@ async def run_script(
     timeout_s: float = LONGEST_S,
 ) -> Finished:
     """Clear, put in, run. Raises TasksetError where it cannot be cleared or does not end."""
-    cleared = await sandbox.run(Command(argv=("sh", "-c", CLEAR, "sh", *clear), cwd="/", env=ENVIRONMENT))
+    cleared = await sandbox.run(Command(argv=("sh", "-c", CLEAR, "sh", *clear), env=ENVIRONMENT))
     if cleared.code != 0:
         raise TasksetError(f"{', '.join(clear)} could not be cleared for the grader: {tail(cleared)}")
     await sandbox.put(files)
     command = Command(argv=tuple(argv), cwd=cwd, env={**ENVIRONMENT, **env}, timeout_s=timeout_s)
     done = await sandbox.run(command)
     if done.timed_out:
-        raise TasksetError(f"{' '.join(argv)} did not end within {timeout_s:g} s: {tail(done)}")
+        raise TasksetError(f"{named(argv)} did not end within {timeout_s:g} s: {tail(done)}")
     return done
+
+
+def named(argv: Sequence[str]) -> str:
+    """A command for a message."""
+    return f"`{' '.join(argv)[:SHORT]}`"
 
 
 def last_line(done: Finished) -> str:

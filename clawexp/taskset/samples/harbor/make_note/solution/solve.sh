@@ -1,0 +1,3 @@
+#!/bin/bash
+
+printf "# Note\n\nCall the plumber.\n" > note.md
