@@ -4,7 +4,8 @@ import dataclasses
 import difflib
 import importlib
 from collections.abc import Iterator, Mapping
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -85,6 +86,8 @@ def _is_component(value: Any) -> bool:
 
 
 def _fits(path: str, value: Any, hint: Any) -> Iterator[tuple[str, str]]:
+    if value is None and NoneType in get_args(hint):  # of a protocol, too, for which pydantic has no adapter
+        return
     try:
         TypeAdapter(hint, config=None).validate_python(value)
     except ValidationError as error:
