@@ -5,7 +5,7 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from clawexp.records import Rollout
 from clawexp.rollout import Site, gather
 from clawexp.run_folder import RunFolder
 from clawexp.runtime.reaper import scratch_folder, scratch_root, sweep
-from clawexp.spec import EngineHandle, Experiment, TaskAware
+from clawexp.spec import EngineHandle, Experiment, Openable, Runtime, TaskAware
 from clawexp.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -224,11 +224,14 @@ async def open_site(experiment: Experiment, folder: Path, engine: EngineHandle) 
     """The place where rollouts are made: a folder of this process's own, and the model boundary."""
     with scratch_folder("run-") as root:
         root.chmod(0o711)
-        async with boundary(experiment.capture, experiment.model, engine.url, engine.key, folder) as at:
+        async with (
+            boundary(experiment.capture, experiment.model, engine.url, engine.key, folder) as at,
+            _opened(experiment.runtime, [root, at.socket.parent]) as runtime,
+        ):
             yield Site(
                 run_id=root.name,
                 root=root,
-                runtime=experiment.runtime,
+                runtime=runtime,
                 boundary=at,
                 model=experiment.model,
                 options=experiment.rollout,
@@ -236,3 +239,7 @@ async def open_site(experiment: Experiment, folder: Path, engine: EngineHandle) 
                 gate=MemoryGate(experiment.rollout.max_concurrency, experiment.rollout.memory_share),
                 expect=engine.expect if isinstance(engine, TaskAware) else None,
             )
+
+
+def _opened(runtime: Runtime, folders: Sequence[Path]) -> AbstractAsyncContextManager[Runtime]:
+    return runtime.open(folders) if isinstance(runtime, Openable) else nullcontext(runtime)

@@ -50,6 +50,28 @@ class Choosy(Protocol):
 
 
 @runtime_checkable
+class Preparable(Protocol):
+    """A runtime that needs something fetched or built before it can be used."""
+
+    def prepared(self) -> str | None:
+        """None when it can be used now; otherwise the one line that prepares it."""
+        ...
+
+    def prepare(self) -> None:
+        """Fetch or build it, with progress on stderr. Raises RuntimeFault."""
+        ...
+
+
+@runtime_checkable
+class Openable(Protocol):
+    """A runtime whose sandboxes can share something alive, which is dear to start."""
+
+    def open(self, folders: Sequence[Path]) -> AbstractAsyncContextManager["Runtime"]:
+        """The runtime to make sandboxes with while this lasts. They and the proxy's socket will lie in `folders`."""
+        ...
+
+
+@runtime_checkable
 class Taskset(Protocol):
     """A data source. What it gives depends on its fields and the arguments alone, so a resumed run continues it."""
 

@@ -15,7 +15,8 @@ from clawexp.commands.compose import composed
 from clawexp.errors import ConfigError
 from clawexp.launcher.queue import available
 from clawexp.model.checkpoint import checkpoint_folder
-from clawexp.runtime import bubblewrap
+from clawexp.runtime import bubblewrap, rootless
+from clawexp.runtime.cgroup import own_groups
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,17 @@ def _machine() -> Iterator[Finding]:
 def _runtimes() -> Iterator[Finding]:
     reason = bubblewrap.unavailable()
     yield Finding("runtime", "bubblewrap", reason is None, reason or "works")
+    yield _podman()
     yield Finding("runtime", "local", True, "always works, and isolates nothing")
+
+
+def _podman() -> Finding:
+    reason = rootless.unavailable()
+    if reason is None:
+        line = instantiate(composed(["runtime=podman"]).runtime, _convert_="all").prepared()
+        reason = f"its image is not built: {line}" if line else None
+    limited = ", ".join(sorted(own_groups())) or "no resources"
+    return Finding("runtime", "podman", reason is None, reason or f"works; sandboxes can be limited in {limited}")
 
 
 def _harnesses() -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from clawexp.attempt import harness_weights, tasks_per_step
 from clawexp.commands.compose import build
 from clawexp.records import Command, Finished, Link
-from clawexp.spec import Experiment
+from clawexp.spec import Experiment, Preparable
 
 
 @dataclass
@@ -50,6 +50,8 @@ def print_plan(config: DictConfig, num_points: int = 1) -> None:
         print(f"#   {_command(experiment, name)}")
         if (line := harness.prepared()) is not None:
             print(f"#   after preparing it: {line}")
+    if isinstance(experiment.runtime, Preparable) and (line := experiment.runtime.prepared()) is not None:
+        print(f"# after preparing the runtime: {line}")
     if experiment.launcher is not None:
         print("# would be launched as")
         for line in experiment.launcher.plan(num_points, Path("runs/NEW").absolute()).splitlines():

@@ -1,4 +1,4 @@
-"""Fetch and pin what a harness or a model needs: `prepare harness=openclaw`, `prepare model=smollm2_135m`."""
+"""Fetch or build what a harness, a runtime or a model needs: `prepare harness=openclaw`, `prepare runtime=podman`."""
 
 import sys
 from collections.abc import Sequence
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from clawexp.commands.arguments import sort_arguments
 from clawexp.commands.compose import build, check, composed
 from clawexp.errors import ConfigError
+from clawexp.spec import Preparable
 
 
 def run(argv: Sequence[str]) -> int:
-    """Prepare every harness and the model that the overrides choose; what is ready stays as it is."""
+    """Prepare every harness, the runtime and the model that the overrides choose; what is ready stays as it is."""
     arguments = sort_arguments(list(argv))
     if arguments.flags or not arguments.overrides:
         raise ConfigError("prepare takes overrides: python -m clawexp prepare harness=openclaw")
@@ -20,6 +21,9 @@ def run(argv: Sequence[str]) -> int:
             print(f"harness {name}: preparing", file=sys.stderr)
             harness.prepare()
         print(f"harness {name}: ready")
+    if isinstance(experiment.runtime, Preparable):
+        experiment.runtime.prepare()
+        print("runtime: ready")
     if experiment.model.source is not None:
         # Converting a released checkpoint needs torch and transformers; running one does not.
         from clawexp.model.convert import convert

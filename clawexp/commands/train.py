@@ -22,7 +22,7 @@ from clawexp.commands.plan import print_plan
 from clawexp.errors import ClawexpError, ConfigError
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.run_folder import RunFolder, find_run
-from clawexp.spec import Experiment
+from clawexp.spec import Experiment, Preparable
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +94,8 @@ def _train(config: DictConfig, folder: RunFolder) -> dict[str, float]:
     for harness in experiment.harness.values():
         if harness.prepared() is not None:
             harness.prepare()
+    if isinstance(experiment.runtime, Preparable) and experiment.runtime.prepared() is not None:
+        experiment.runtime.prepare()
     # torch is imported only now, when the experiment is known to be possible.
     from clawexp.experiment import train_until_done
 

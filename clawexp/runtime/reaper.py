@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from clawexp.errors import RuntimeFault
+from clawexp.runtime.cgroup import release_recorded
+from clawexp.runtime.rootless import call
 
 UNMARKED_S = 60.0
 """A folder without an owner is left alone for so long: its driver may be about to mark it."""
+DISCARD_S = 120.0
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -46,7 +49,7 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
 def mark(folder: Path, run_id: str) -> None:
     """Write the `owner` file: host, boot, process id and its start time, run. One token a line."""
     pid = os.getpid()
-    lines = (platform.node(), BOOT.read_text().strip(), str(pid), _start_time(pid) or "", run_id)
+    lines = (platform.node(), BOOT.read_text().strip(), str(pid), start_time(pid) or "", run_id)
     (folder / "owner").write_text("\n".join(lines) + "\n")
 
 
@@ -61,10 +64,10 @@ def alive(folder: Path) -> bool:
             return True
     if host != platform.node():
         return True
-    return boot == BOOT.read_text().strip() and started == _start_time(int(pid))
+    return boot == BOOT.read_text().strip() and started == start_time(int(pid))
 
 
-def _start_time(pid: int) -> str | None:
+def start_time(pid: int) -> str | None:
     """Clock ticks from boot to the start of a process: with its id it names the process for good."""
     try:
         line = Path(f"/proc/{pid}/stat").read_text()
@@ -79,8 +82,17 @@ def sweep(root: Path) -> int:
         return 0
     dead = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink() and not alive(path)]
     for path in dead:
-        remove(path)
+        release_recorded(path / "groups")
+        discard(path)
     return len(dead)
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder whose `state` may hold files of a podman, which are not this user's."""
+    state = folder / "state"
+    if os.geteuid() != 0 and state.is_dir():
+        call(["rm", "-rf", "--one-file-system", str(state)], {"PATH": os.defpath}, [], DISCARD_S)
+    remove(folder)
 
 
 def remove(path: Path) -> None:

@@ -1,0 +1,75 @@
+"""A podman of our own: its configuration and its storage in one folder, nothing of the user's or the machine's.
+
+FOLDER/containers.conf
+       state/            all that podman itself writes, with ids of the enclosure
+"""
+
+import os
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clawexp.runtime.ids import ids
+
+PARTS = ("storage", "home")
+FLEETING = "/dev/shm"
+"""What need not outlive podman goes into the enclosure's own memory: podman wants a path of at most 50 characters."""
+MAX_FILES = 16384
+CONFIG = """\
+[containers]
+# A container's own limit may not exceed the host's, and may be all that a container gets.
+default_ulimits = ["nofile={files}:{files}"]
+# Keys are few for each user, and each container would take one.
+keyring = false
+[engine]
+cgroup_manager = "cgroupfs"
+events_logger = "none"
+runtime = "crun"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodmanHome:
+    """Where one podman lives."""
+
+    folder: Path
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def storage(self) -> Path:
+        return self.state / "storage"
+
+    def make(self) -> None:
+        """Lay it out."""
+        self.folder.chmod(0o711)
+        files = min(MAX_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        (self.folder / "containers.conf").write_text(CONFIG.format(files=files))
+        for path in (self.state, *(self.state / part for part in PARTS)):
+            path.mkdir(mode=0o700)
+            if os.geteuid() == 0:
+                os.chown(path, ids().root, ids().root)
+
+    def command(self, images: Sequence[Path] = ()) -> list[str]:
+        """`podman` and the flags that keep it here. `images`: further stores, which it only reads."""
+        places = ["--root", str(self.storage), "--runroot", f"{FLEETING}/run", "--tmpdir", f"{FLEETING}/tmp"]
+        stores = [word for path in images for word in ("--storage-opt", f"overlay.imagestore={path}")]
+        return ["podman", *places, "--storage-driver", "overlay", *stores]
+
+    def env(self) -> dict[str, str]:
+        """The whole environment of that podman."""
+        outside = str(os.geteuid() or ids().root)
+        return {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": str(self.state / "home"),
+            "TMPDIR": str(self.state / "home"),
+            "XDG_RUNTIME_DIR": FLEETING,
+            "CONTAINERS_CONF": str(self.folder / "containers.conf"),
+            # What podman tells itself when it has entered a user namespace: it is in one already.
+            "_CONTAINERS_USERNS_CONFIGURED": "done",
+            "_CONTAINERS_ROOTLESS_UID": outside,
+            "_CONTAINERS_ROOTLESS_GID": outside,
+        }

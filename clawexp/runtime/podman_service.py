@@ -1,0 +1,131 @@
+"""A podman service of one run: started enclosed, spoken to by podman-py, ended with the driver however that ends.
+
+Containers are its descendants in a process namespace: with the service, or with the driver, all of them are gone.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from podman import PodmanClient
+
+from clawexp.errors import RuntimeFault
+from clawexp.records import Command
+from clawexp.runtime.cgroup import divided
+from clawexp.runtime.podman_home import PodmanHome
+from clawexp.runtime.process import Running, start
+from clawexp.runtime.reaper import discard, scratch_folder
+from clawexp.runtime.rootless import enclosed
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+START_S = 120.0
+"""How long the service may take to answer for the first time."""
+CALL_S = 120.0
+"""How long any request may take: a busy podman waits for its own locks."""
+STOP_S = 30.0
+CONNECTIONS = 32
+SAID_BYTES = 20_000
+TAIL = 2000
+"""Bytes of the service's errors in a message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A live podman."""
+
+    client: PodmanClient
+    running: Running
+    groups: list[Path]
+    """Control groups below which sandboxes may have theirs; empty where there is none to be had."""
+
+    async def call(self, what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Make one request, to its end even when cancelled: a container half made would be nobody's.
+
+        Raises RuntimeFault that names `what`.
+        """
+        try:
+            return await to_the_end(asyncio.to_thread(function, *args, **kwargs))
+        except OSError as error:  # of requests, and podman-py's own that derive from them
+            said = self.running.stderr.kept()[-TAIL:].decode(errors="replace").strip()
+            raise RuntimeFault(f"podman could not {what}: {error}" + (f"; it says: {said}" if said else "")) from error
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. A cancellation that comes meanwhile goes on when it is done."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
+@contextlib.asynccontextmanager
+async def service(images: Sequence[Path], shown: Sequence[Path]) -> AsyncIterator[Service]:
+    """A podman that runs containers of the images in these stores, and can mount what lies below `shown`.
+
+    Raises RuntimeFault when it does not start, or when it is not started from the main thread, with whose end the
+    kernel would end it.
+    """
+    assert threading.current_thread() is threading.main_thread()
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(scratch_folder("podman-"))
+        home = PodmanHome(folder=folder)
+        home.make()
+        stack.callback(discard, folder)
+        groups = stack.enter_context(divided(f"clawexp-{folder.name}", folder / "groups"))
+        listener = stack.enter_context(_listening(folder / "socket"))
+        command = [*home.command(images), "system", "service", "--time=0"]
+        argv = enclosed(command, home.env(), [folder, *images, *shown], listener.fileno())
+        plain = Command(argv=argv, output_bytes=SAID_BYTES)
+        async with start(argv, plain, cwd="/", pass_fds=(listener.fileno(),)) as running:
+            listener.close()
+            client = PodmanClient(base_url=f"unix://{folder / 'socket'}", timeout=CALL_S, max_pool_size=CONNECTIONS)
+            stack.callback(client.close)
+            alive = Service(client=client, running=running, groups=groups)
+            try:
+                await _answers(alive)
+                yield alive
+            finally:
+                await to_the_end(_stop(running))
+
+
+@contextlib.contextmanager
+def _listening(path: Path) -> Iterator[socket.socket]:
+    """A socket that connections wait at until the service takes them: nobody has to ask whether it is there yet."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(CONNECTIONS)
+        yield listener
+
+
+async def _answers(service: Service) -> None:
+    """Return when it has answered. Raises RuntimeFault when it ends or does not answer."""
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(service.call("start", service.client.version))
+        ended = group.create_task(service.running.ended())
+        done, _ = await asyncio.wait({asked, ended}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if asked not in done:
+            said = service.running.stderr.kept()[-TAIL:].decode(errors="replace").strip()
+            raise RuntimeFault(f"podman's service did not start: {said or 'it said nothing'}")
+
+
+async def _stop(running: Running) -> None:
+    """End it, and wait until the last of its containers is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(running.pid, signal.SIGTERM)
+    async with asyncio.timeout(STOP_S):
+        await running.ended()
