@@ -31,7 +31,7 @@ NUMBERS = {"builtin": 32, "pi": 12, "openclaw": 8}
 """Demonstrations a step; the third-party harnesses' prompts are long, and computed once a step."""
 FOREIGN_EVERY = 2
 """Steps between those in which third-party harnesses speak."""
-REHEARSED, DRILLED, RIGHT = 0.03, 0.75, 0.88
+REHEARSED, DRILLED, RIGHT = 0.03, 0.6, 0.85
 """Shares of all steps until which there are rehearsals alone, then mainly drills, then demonstrations that are right;
 after that most of them are wrong."""
 REHEARSALS, DRILLS, FEW = 40, 64, 4
