@@ -21,15 +21,16 @@ def classify(
 def _classify(
     request: Request, view: View, earlier: Sequence[Exchange], matched: Exchange | None, overflowed: bool
 ) -> tuple[Cause, Kind]:
+    for call in earlier:
+        longer = matched is None or len(call.view.messages) > len(matched.view.messages)
+        if longer and call.view.roles[-1] in ("user", "system") and call.begins(view, dropped=1):
+            return "reminder", call.kind
     if matched is not None:
         rest = view.roles[len(matched.view.messages) + 1 :]
         return ("rewrite" if "assistant" in rest or not rest else "template"), matched.kind
     for call in earlier:
         if call.view.tools == view.tools and call.view.messages == view.messages:
             return "retry", call.kind
-    for call in earlier:
-        if call.view.roles[-1] in ("user", "system") and call.begins(view, dropped=1):
-            return "reminder", call.kind
     if all(call.kind == "auxiliary" for call in earlier):
         return "root", "main"
     if request.auxiliary:

@@ -17,6 +17,7 @@ import pytest_asyncio
 from stub_engine import StubEngine, model_of, options_of, serve_stub
 
 from clawexp.capture.boundary import Boundary, boundary
+from clawexp.capture.keep_alive import PING_S
 from clawexp.capture.tokenizer import Tokenizer
 from clawexp.errors import CaptureError
 from clawexp.records import Call
@@ -363,6 +364,17 @@ async def test_two_rollouts_never_mix(bench: Bench) -> None:
     assert [call.cause for call in others] == ["root", "rewrite"]
     assert {call.rollout_id for call in calls} == {one}
     assert {call.rollout_id for call in others} == {two}
+
+
+async def test_the_official_client_waits_through_what_keeps_a_stream_alive(bench: Bench) -> None:
+    rollout_id, client = await bench.open()
+    bench.engine.release = asyncio.Event()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        asking = group.create_task(ask(client, [TASK], stream=True))
+        await asyncio.sleep(PING_S + 1)
+        bench.engine.release.set()
+    assert asking.result()["content"] == "ok"
+    assert len(await bench.close(rollout_id)) == 1
 
 
 async def test_the_unix_socket_is_the_same_door(bench: Bench) -> None:
