@@ -7,9 +7,9 @@ in `conf/` name the classes that fill them.
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, Self, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from clawexp.component import component
 from clawexp.outcome import Credit, Outcome
@@ -46,6 +46,15 @@ class Choosy(Protocol):
 
     def refuses(self, place: Placed) -> str | None:
         """Why it cannot hold this one, and what can; None where it can."""
+        ...
+
+
+@runtime_checkable
+class Unisolated(Protocol):
+    """A runtime that is no isolation."""
+
+    def distrusts(self, needs: Needs) -> str | None:
+        """Why it does not run such a harness, and what does; None where it runs it."""
         ...
 
 
@@ -92,6 +101,8 @@ class Harness(Protocol):
     """Held-out tasks of an evaluation unless the experiment says otherwise."""
     weight: float | None
     """Its share of the tasks when several harnesses are chosen; None: it weighs `num_tasks`."""
+    min_context: int
+    """Tokens that its first prompt and a short conversation take."""
 
     def needs(self) -> Needs: ...
 
@@ -145,6 +156,23 @@ class Engine(Protocol):
     """How the model answers."""
 
     def serve(self, model: "Model", seed: int, folder: Path) -> AbstractAsyncContextManager[EngineHandle]: ...
+
+
+@runtime_checkable
+class Particular(Protocol):
+    """An engine that cannot serve every model."""
+
+    def refuses(self, model: "Model") -> str | None:
+        """Why it cannot serve this one, and what can; None where it can."""
+        ...
+
+
+@runtime_checkable
+class Solving(Protocol):
+    """An engine that can play the known solutions of tasks."""
+
+    @property
+    def plays_solutions(self) -> bool: ...
 
 
 @component
@@ -313,12 +341,3 @@ class Experiment:
     checkpoint_every: Positive
     keep_checkpoints: Annotated[int, Field(ge=2)]
     resume: str | None
-
-    @model_validator(mode="after")
-    def _holds_its_tasks(self) -> Self:
-        """Refuse tasks that the runtime cannot hold, all of them by name."""
-        if isinstance(self.taskset, Listed) and isinstance(self.runtime, Choosy):
-            refused = [reason for place in self.taskset.places() if (reason := self.runtime.refuses(place))]
-            if refused:
-                raise ValueError("\n    ".join(refused))
-        return self

@@ -170,6 +170,7 @@ class Scripted:
     num_tasks: int = 1
     eval_tasks: int = 1
     weight: float | None = None
+    min_context: int = 1
     group_size: int = 1
 
     def needs(self) -> Needs:

@@ -17,6 +17,7 @@ from clawexp.commands.arguments import conf_folder, groups
 from clawexp.commands.overrides import choices, first_point, parse
 from clawexp.commands.problem import Problem, nearest, nearest_key, refuse
 from clawexp.commands.walk import key_paths, problems_of
+from clawexp.compatibility import clashes
 from clawexp.errors import ConfigError
 from clawexp.spec import Experiment
 
@@ -72,6 +73,7 @@ def _refuse_unresolved(parsed: Sequence[Override], config_dir: str | None, confi
         refuse([_uncomposed(error)])
         raise AssertionError from error
     refuse([Problem(where=where, what=what) for where, what in problems_of(plain)])
+    build(config)
 
 
 def _uncomposed(error: Exception) -> Problem:
@@ -87,6 +89,13 @@ def resolved(config: DictConfig) -> dict[str, Any]:
 def build(config: DictConfig) -> Experiment:
     """The experiment that a composed config describes. Raises ConfigError."""
     refuse([Problem(where=where, what=what) for where, what in problems_of(_plain(config))])
+    experiment = instantiated(config)
+    refuse([Problem(where=clash.sides, what=clash.why) for clash in clashes(experiment)])
+    return experiment
+
+
+def instantiated(config: DictConfig) -> Experiment:
+    """The same, whether or not its parts go together."""
     try:
         return instantiate(config, _convert_="all")
     except InstantiationException as error:

@@ -1,7 +1,7 @@
 """What a run would start: the page that `--dry-run` prints."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,21 +41,28 @@ def print_plan(config: DictConfig, num_points: int = 1) -> None:
     """Print the resolved experiment, the first of `num_points`, and every command that it would start."""
     experiment = build(config)
     print(OmegaConf.to_yaml(config, resolve=True))
-    print(f"# would start, once: {experiment.model.engine}")
-    experiment_tasks, weights = tasks_per_step(experiment), harness_weights(experiment.harness)
+    for line in planned(experiment, num_points):
+        print(f"# {line}")
+
+
+def planned(experiment: Experiment, num_points: int = 1) -> Iterator[str]:
+    """What would be started, line by line."""
+    yield f"would start, once: {experiment.model.engine}"
+    total, weights = tasks_per_step(experiment), harness_weights(experiment.harness)
     for name, harness in experiment.harness.items():
-        tasks = f"{experiment_tasks * weights[name] / sum(weights.values()):g}"
+        tasks = f"{total * weights[name] / sum(weights.values()):g}"
         group = experiment.group_size or harness.group_size
-        print(f"# would start, {tasks} tasks x {group} rollouts a step for {experiment.steps} steps: harness {name}")
-        print(f"#   {_command(experiment, name)}")
+        yield f"would start, {tasks} tasks x {group} rollouts a step for {experiment.steps} steps: harness {name}"
+        yield f"  {_command(experiment, name)}"
         if (line := harness.prepared()) is not None:
-            print(f"#   after preparing it: {line}")
+            yield f"  after preparing it: {line}"
     if isinstance(experiment.runtime, Preparable) and (line := experiment.runtime.prepared()) is not None:
-        print(f"# after preparing the runtime: {line}")
+        yield f"after preparing the runtime: {line}"
     if experiment.launcher is not None:
-        print("# would be launched as")
-        for line in experiment.launcher.plan(num_points, Path("runs/NEW").absolute()).splitlines():
-            print(f"#   {line}")
+        yield "would be launched as"
+        yield from (
+            f"  {line}" for line in experiment.launcher.plan(num_points, Path("runs/NEW").absolute()).splitlines()
+        )
 
 
 def _command(experiment: Experiment, name: str) -> str:

@@ -15,7 +15,6 @@ from typing import Any
 from clawexp.component import component
 from clawexp.engine.client import EngineClient
 from clawexp.engine.embedded import Embedded
-from clawexp.errors import ConfigError
 from clawexp.records import Task
 from clawexp.spec import Model
 
@@ -37,10 +36,18 @@ class Scripted(Embedded):
     calls: tuple[tuple[str, dict[str, Any]], ...]
     """Tool calls in the words of `Task.oracle`, whatever the harness names its tools."""
 
+    @property
+    def plays_solutions(self) -> bool:
+        """Whether tasks must have known solutions."""
+        return not self.calls
+
+    def refuses(self, model: Model) -> str | None:
+        """A script can read prompts of one form alone."""
+        if model.rendering == "qwen3":
+            return None
+        return f"a script reads prompts of model.rendering=qwen3, not {model.rendering}; use model=scripted"
+
     def settings(self, model: Model, seed: int) -> dict[str, Any]:
-        """Raises ConfigError where prompts are not in the form that a script can read."""
-        if model.rendering != "qwen3":
-            raise ConfigError(f"a scripted engine reads prompts of model.rendering=qwen3, not {model.rendering}")
         return {**super().settings(model, seed), "calls": self.calls}
 
     def client(self, url: str, key: str) -> ScriptedClient:

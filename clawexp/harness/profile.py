@@ -29,6 +29,7 @@ class Profile:
     group_size: Positive
     eval_tasks: Annotated[int, Field(ge=0)]
     weight: Annotated[float, Field(gt=0)] | None
+    min_context: Positive
     timeout_s: Seconds
     memory_mb: Positive
     package: str

@@ -33,6 +33,11 @@ class Auto:
         """As the runtime does that is chosen."""
         return self._chosen().refuses(place)
 
+    def distrusts(self, needs: Needs) -> str | None:
+        """As the runtime does that is chosen."""
+        chosen = self._chosen()
+        return chosen.distrusts(needs) if isinstance(chosen, Local) else None
+
     @contextlib.asynccontextmanager
     async def sandbox(self, task: Task, needs: Needs, owner: Owner) -> AsyncIterator[Sandbox]:
         reason = unavailable()

@@ -67,14 +67,18 @@ class Local:
             return f"task {place.id} needs {paths}, which runtime=local cannot give it; use runtime=bubblewrap"
         return None
 
+    def distrusts(self, needs: Needs) -> str | None:
+        """Whatever is not the project's own, unless the user accepts that."""
+        if needs.trusted or self.allow_unsafe:
+            return None
+        return (
+            "this harness is not the project's own, and runtime=local is no isolation: what its model "
+            "says would run as you; use runtime=bubblewrap, or accept that with runtime.allow_unsafe=true"
+        )
+
     @contextlib.asynccontextmanager
     async def sandbox(self, task: Task, needs: Needs, owner: Owner) -> AsyncIterator[Sandbox]:
-        if not (needs.trusted or self.allow_unsafe):
-            raise RuntimeFault(
-                "this harness is not the project's own, and runtime 'local' is no isolation: what its model "
-                "says would run as you. Use runtime=bubblewrap, or accept that with runtime.allow_unsafe=true"
-            )
-        reason = self.refuses(task)
+        reason = self.distrusts(needs) or self.refuses(task)
         if reason:
             raise RuntimeFault(reason)
         begun = time.monotonic()

@@ -52,7 +52,7 @@ class ScriptedModel:
             prompt_tokens=100,
             sampled_tokens=10,
         )
-        reply = self._dialect.answer(self._dialect.read(body), answer, MODEL)
+        reply = self._dialect.answer(self._dialect.read(request.headers, body), answer, MODEL)
         return web.Response(status=reply.status, body=reply.body, headers=dict(reply.headers))
 
     @asynccontextmanager

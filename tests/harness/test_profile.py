@@ -20,6 +20,7 @@ def profile(**changes: Any) -> Profile:
         "group_size": 1,
         "eval_tasks": 1,
         "weight": None,
+        "min_context": 1,
         "timeout_s": 5.0,
         "memory_mb": 10,
         "package": "@demo/agent",

@@ -1,0 +1,86 @@
+"""Which chosen options do not go together, found before anything starts.
+
+Components declare what they need and what they give: a harness its dialect, its trust and the context it cannot do
+without; a task its image and paths; a runtime what it can hold; an engine what it can serve. Each rule here looks at
+two sides and names both.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from clawexp.spec import Choosy, Experiment, Listed, Particular, Solving, Unisolated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clash:
+    """Two options that do not go together."""
+
+    sides: str
+    """`harness=pi runtime=local`"""
+    why: str
+    """What is missing, and the nearest choice that has it."""
+
+
+def clashes(experiment: Experiment) -> Iterator[Clash]:
+    """All of them; none where the experiment is possible."""
+    yield from _tasks_and_runtime(experiment)
+    yield from _harness_and_runtime(experiment)
+    yield from _harness_and_model(experiment)
+    yield from _model_and_engine(experiment)
+    yield from _tasks_and_engine(experiment)
+
+
+def _tasks_and_runtime(experiment: Experiment) -> Iterator[Clash]:
+    if isinstance(experiment.taskset, Listed) and isinstance(experiment.runtime, Choosy):
+        for place in experiment.taskset.places():
+            reason = experiment.runtime.refuses(place)
+            if reason:
+                yield Clash(sides=_sides(experiment, "taskset", "runtime"), why=reason)
+
+
+def _harness_and_runtime(experiment: Experiment) -> Iterator[Clash]:
+    if isinstance(experiment.runtime, Unisolated):
+        for name, harness in experiment.harness.items():
+            reason = experiment.runtime.distrusts(harness.needs())
+            if reason:
+                yield Clash(sides=f"harness={name} {_sides(experiment, 'runtime')}", why=reason)
+
+
+def _harness_and_model(experiment: Experiment) -> Iterator[Clash]:
+    model = experiment.model
+    for name, harness in experiment.harness.items():
+        if harness.min_context > model.context:
+            why = (
+                f"the prompt and answers of {name} take {harness.min_context} tokens, and model.context is "
+                f"{model.context}; choose a model with more, or harness=builtin"
+            )
+            yield Clash(sides=f"harness={name} model={model.name}", why=why)
+
+
+def _model_and_engine(experiment: Experiment) -> Iterator[Clash]:
+    engine = experiment.model.engine
+    if isinstance(engine, Particular):
+        reason = engine.refuses(experiment.model)
+        if reason:
+            yield Clash(sides=f"model={experiment.model.name} model/engine={_name(engine)}", why=reason)
+
+
+def _tasks_and_engine(experiment: Experiment) -> Iterator[Clash]:
+    engine = experiment.model.engine
+    if isinstance(engine, Solving) and engine.plays_solutions:
+        (task,) = experiment.taskset.train(0, 1, experiment.seed)
+        if not task.oracle:
+            why = (
+                f"the engine plays known solutions, and task {task.id} has none; give model.engine.calls, "
+                "or choose model=tiny"
+            )
+            yield Clash(sides=f"{_sides(experiment, 'taskset')} model/engine={_name(engine)}", why=why)
+
+
+def _sides(experiment: Experiment, *groups: str) -> str:
+    return " ".join(f"{group}={_name(getattr(experiment, group))}" for group in groups)
+
+
+def _name(component: object) -> str:
+    """Of its option: components are named as their options are."""
+    return type(component).__name__.lower()

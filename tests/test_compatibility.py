@@ -1,0 +1,76 @@
+"""Every combination of options: it can be started, or is refused with both sides named."""
+
+import itertools
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from clawexp.commands.arguments import conf_folder, groups
+from clawexp.commands.compose import check, composed, instantiated
+from clawexp.commands.plan import planned
+from clawexp.compatibility import clashes
+from clawexp.errors import ConfigError
+from clawexp.spec import Experiment
+
+CROSSED = ("taskset", "harness", "runtime", "model", "model/engine", "algo", "launcher")
+"""Groups whose options need or give something. Of the others every option goes with everything."""
+
+
+def options(group: str) -> list[str]:
+    return groups(conf_folder())[group]
+
+
+@cache
+def alone(group: str, option: str) -> Experiment:
+    """The default experiment with one other choice, whether or not it goes with the defaults."""
+    return instantiated(composed([f"{group}={option}"]))
+
+
+def crossed(choice: dict[str, str]) -> Experiment:
+    """The experiment with all of these choices; composing each anew would take minutes."""
+    plain = {group: option for group, option in choice.items() if group != "model/engine"}
+    parts: dict[str, Any] = {group: getattr(alone(group, option), group) for group, option in plain.items()}
+    engine = alone("model/engine", choice["model/engine"]).model.engine
+    return replace(alone("algo", "grpo"), **{**parts, "model": replace(parts["model"], engine=engine)})
+
+
+def every_choice() -> list[dict[str, str]]:
+    found = itertools.product(*(options(group) for group in CROSSED))
+    return [dict(zip(CROSSED, names, strict=True)) for names in found]
+
+
+def test_every_combination_of_options_resolves_or_is_refused_with_both_sides_named() -> None:
+    possible = 0
+    for choice in every_choice():
+        experiment = crossed(choice)
+        refused = list(clashes(experiment))
+        for clash in refused:
+            assert len(clash.sides.split()) == 2
+            assert "use " in clash.why or "choose " in clash.why, clash
+        if not refused:
+            assert any("would start" in line for line in planned(experiment))
+            possible += 1
+    assert possible > len(every_choice()) / 4
+
+
+@pytest.mark.parametrize(
+    ("words", "sides", "why"),
+    [
+        (["harness=pi", "runtime=local"], "harness=pi runtime=local", "use runtime=bubblewrap"),
+        (["harness=pi", "model.context=1024"], "harness=pi model=tiny", "model.context is 1024"),
+        (["model=smollm2_135m", "model/engine=scripted"], "model/engine=scripted", "model.rendering=qwen3"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_the_words_of_the_command_line(
+    words: list[str], sides: str, why: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check(words)
+    assert sides in str(refused.value)
+    assert why in str(refused.value)
+
+
+def test_what_the_user_accepts_is_not_refused() -> None:
+    check(["harness=pi", "runtime=local", "runtime.allow_unsafe=true"])
