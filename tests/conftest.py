@@ -10,6 +10,8 @@ import pytest
 
 WORDS_LIMIT_S = 60
 """For a command that starts nothing; it takes two seconds where nothing else runs."""
+RUN_LIMIT_S = 1200
+"""For a whole run that only a hang would keep so long."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,6 +39,24 @@ def command_line(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[st
             capture_output=True,
             text=True,
             timeout=WORDS_LIMIT_S,
+        )
+
+    return run
+
+
+@pytest.fixture
+def whole_run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs an experiment to its end in an empty folder, with limits that a busy machine does not reach."""
+
+    def run(*overrides: str) -> subprocess.CompletedProcess[str]:
+        limits = [f"{name}=300" for name in ("rollout.settle_s", "rollout.sandbox_s", "rollout.grade_s")]
+        return subprocess.run(
+            [sys.executable, "-m", "clawexp", *overrides, *limits, "model.engine.start_s=300"],
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=RUN_LIMIT_S,
         )
 
     return run

@@ -1,0 +1,72 @@
+import pytest
+from played import FOLDER, READ, RENDERING, STOP, TOKENIZER, TOOLS, WRITE, asked, says
+
+from clawexp.capture.message import Message
+from clawexp.engine.script import CLOSING, Script, Unplayable, tool_call_text
+
+
+def test_a_solution_is_played_call_by_call_in_the_harness_s_words() -> None:
+    script = Script(FOLDER, ())
+    script.expect([("Copy a.txt \u2013 all  of it\nto b.txt.", [READ, WRITE]), ("Copy a.txt", [WRITE])])
+    prompt = asked("Copy a.txt \u2013 all of it\nto b.txt. Now!")
+    expected = [
+        tool_call_text("Read", {"file_path": "a.txt"}),
+        tool_call_text("Write", {"file_path": "b.txt", "content": WRITE[1]["content"]}),
+        CLOSING,
+    ]
+    for text in expected:
+        answer = script.answer(prompt, [STOP])
+        assert TOKENIZER.decode(answer[:-1]) == text
+        parsed = RENDERING.parse(answer)
+        assert parsed.verdict == ("text" if text == CLOSING else "tool_calls")
+        longer = RENDERING.extend(prompt, answer, [Message(role="tool", content="ok")], TOOLS)
+        assert longer is not None
+        prompt = longer
+
+
+def test_one_script_serves_many_conversations_at_once_and_a_prompt_that_begins_anew() -> None:
+    script = Script(FOLDER, ())
+    script.expect([("First task.", [READ]), ("Second task.", [WRITE])])
+    first, second = says(script, asked("First task.")), says(script, asked("Second task."))
+    assert '"Read"' in first
+    assert '"Write"' in second
+    assert says(script, asked("A summary: the user said: First task.")) == first
+
+
+def test_a_side_question_without_tools_gets_a_plain_answer() -> None:
+    script = Script(FOLDER, ())
+    script.expect([("First task.", [READ])])
+    assert says(script, asked("Give this a title: First task.", ())) == CLOSING
+
+
+def test_a_prompt_about_no_known_task_is_answered_and_noted(caplog: pytest.LogCaptureFixture) -> None:
+    script = Script(FOLDER, ())
+    assert says(script, asked("What is this?")) == CLOSING
+    assert "no task that was told" in caplog.text
+
+
+def test_fixed_calls_are_played_whatever_the_task() -> None:
+    script = Script(FOLDER, [READ])
+    prompt = asked("Anything.")
+    assert says(script, prompt) == tool_call_text("Read", {"file_path": "a.txt"})
+    longer = RENDERING.extend(prompt, script.answer(prompt, [STOP]), [Message(role="tool", content="x")], TOOLS)
+    assert longer is not None
+    assert says(script, longer) == CLOSING
+
+
+def test_what_cannot_be_played_is_said() -> None:
+    script = Script(FOLDER, ())
+    script.expect([("First task.", [("exec", {"command": "make"})])])
+    with pytest.raises(Unplayable, match="'exec', and the harness offers Read, Write"):
+        script.answer(asked("First task."), [STOP])
+    with pytest.raises(Unplayable, match="stop id"):
+        script.answer(asked("First task."), [])
+    with pytest.raises(Unplayable, match=r"same instruction, 'Same\.'"):
+        script.expect([("Same.", [READ]), ("Same.", [WRITE])])
+
+
+def test_the_newest_solution_of_an_instruction_counts() -> None:
+    script = Script(FOLDER, ())
+    script.expect([("Same.", [READ]), ("Same.", [READ])])
+    script.expect([("Same.", [WRITE])])
+    assert '"Write"' in says(script, asked("Same."))
