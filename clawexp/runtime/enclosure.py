@@ -22,7 +22,7 @@ CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID = 0x00020000, 0x08000000,
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_SLAVE, MS_SHARED = 2, 4, 8, 4096, 16384, 1 << 19, 1 << 20
 PR_SET_PDEATHSIG = 1
 HYBRID = "/sys/fs/cgroup/unified"
-"""The half of cgroup version 2 in a hybrid layout, beside which crun refuses to start."""
+"""The half of cgroup version 2 in a hybrid layout. crun refuses to start where it sees it, so it is hidden."""
 FIRST_PASSED = 3
 AS_PASSED = ("sh", "-c", 'LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"', "sh")
 """Tells a program that descriptor 3 is a listening socket, as systemd does."""
@@ -80,8 +80,6 @@ def prepare_as_root(shown: list[Path]) -> None:
     """What only the real root can do, seen by nobody else."""
     unshare(CLONE_NEWNS)
     mount("", "/", "", MS_REC | MS_SLAVE)
-    if os.path.ismount(HYBRID):
-        checked(libc.umount2(HYBRID.encode(), 2), f"umount {HYBRID}")
     show(shown)
 
 
@@ -121,6 +119,8 @@ def first_process(command: list[str], env: dict[str, str], listener: int | None)
     mount("", "/", "", MS_REC | MS_SHARED)
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
+    if Path(HYBRID).is_mount():
+        mount("tmpfs", HYBRID, "tmpfs", MS_NOSUID | MS_NODEV, "size=4k")
     actions = []
     if listener is not None:
         actions = [(os.POSIX_SPAWN_DUP2, listener, FIRST_PASSED)]
