@@ -21,7 +21,7 @@ class _NoSandbox:
     id: str = "dry-run"
     workspace: str = "/work"
     home: str = "/home/agent"
-    python: str = "python3"
+    python: str = "/usr/bin/python3"
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     async def run(self, command: Command) -> Finished:

@@ -90,7 +90,7 @@ def test_a_wrong_override_is_refused_with_one_reason(override: str, said: str) -
         "taskset.families=[lookup]",
         "taskset.families=[]",
         "outcome.truncated=zero",
-        "model.context=${model.max_tokens}",
+        "model.max_tokens=${model.context}",
         "hydra.run.dir=somewhere",
         "model.name='a=b'",
         "logger.jsonl.file='a b'",
