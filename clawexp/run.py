@@ -63,6 +63,7 @@ class Run:
         self._times: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._clock = time.monotonic()
+        self._logged = learner.step
 
     async def gather(self, step: int) -> list[Rollout]:
         """The rollouts of one step."""
@@ -111,9 +112,17 @@ class Run:
             sink.log(step, values)
             sink.rollouts(step, rollouts)
         self._last = values
-        done = step + 1
-        if done % self.experiment.checkpoint_every == 0 or done == self.experiment.steps:
-            self.learner.save(self.folder.checkpoint(done))
+        self._logged = step + 1
+        if self._logged % self.experiment.checkpoint_every == 0 or self._logged == self.experiment.steps:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Keep the learner as it stands after the last logged step.
+
+        Where it is a step further already, nothing is kept: that step will be done again.
+        """
+        if self.learner.step == self._logged and self._logged not in self.folder.checkpoint_steps():
+            self.learner.save(self.folder.checkpoint(self._logged))
             self.folder.prune_checkpoints(self.experiment.keep_checkpoints)
 
     async def evaluate(self, step: int) -> None:
@@ -216,7 +225,11 @@ async def open_run(experiment: Experiment, folder: RunFolder, config: Mapping[st
         site = await stack.enter_async_context(open_site(experiment, folder.path, engine))
         run = Run(experiment, folder, learner, engine, site, sinks)
         await run.load(version=start)
-        yield run
+        try:
+            yield run
+        except asyncio.CancelledError:  # stopped, perhaps many steps after the newest checkpoint
+            run.checkpoint()
+            raise
 
 
 @asynccontextmanager

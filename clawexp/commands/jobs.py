@@ -9,7 +9,7 @@ from clawexp.launcher.queue import Queued, available, queued, states
 from clawexp.launcher.subprocess import running
 
 ROOT = Path("runs")
-HEAD = ("job", "state", "step", "folder", "overrides")
+HEAD = ("job", "state", "step", "folder", "point")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -35,8 +35,7 @@ def _rows(jobs: Sequence[Job], known: Mapping[str, Queued]) -> Iterator[tuple[st
     for job in jobs:
         state = slurm.get(job.id) if job.launcher == "slurm" else "RUNNING" if running(job) else None
         state = state or ("COMPLETED" if job.finished else "ENDED")
-        chosen = [override for override in job.overrides if not override.startswith("launcher")]
-        yield job.id, state, job.reached, _short(job.folder), " ".join(chosen)
+        yield job.id, state, job.reached, _short(job.folder), " ".join(job.overrides)
 
 
 def _slurm_states(jobs: Iterable[Job], known: Mapping[str, Queued]) -> dict[str, str]:

@@ -15,26 +15,24 @@ TAIL_LINES = 5
 class Job:
     """One run, handed to another process.
 
-    Job(launcher="slurm", id="12_0", number=0, folder="/home/me/runs/2026-11-29/101500-3f2a/0",
+    Job(launcher="slurm", id="12_0", folder="/home/me/runs/2026-11-29/101500-3f2a/0",
         log="/home/me/runs/2026-11-29/101500-3f2a/slurm/12_0_0_log.out", overrides=("algo.lr=1e-4",))
     """
 
     launcher: str
     id: str
     """As the cluster writes it; the process id where there is no cluster."""
-    number: int
-    """Its place in the sweep."""
     folder: str
     """Of the run."""
     log: str
     """What the process said."""
     overrides: tuple[str, ...]
+    """By which it differs from the other points of its sweep."""
 
     @property
     def name(self) -> str:
-        """For messages: `point 0 (algo.lr=1e-4), job 12_0`"""
-        chosen = " ".join(self.overrides)
-        return f"point {self.number}{f' ({chosen})' if chosen else ''}, job {self.id}"
+        """For messages: `job 12_0 (algo.lr=1e-4)`"""
+        return f"job {self.id} ({' '.join(self.overrides)})" if self.overrides else f"job {self.id}"
 
     @property
     def noted_in(self) -> Path:

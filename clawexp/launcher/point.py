@@ -9,39 +9,35 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hydra.core.singleton import Singleton
-from hydra.core.utils import filter_overrides, run_job, setup_globals
+from hydra.core.utils import JobRuntime, run_job, setup_globals
 from hydra.errors import CompactHydraException
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One experiment, ready to be pickled. Made by `composed_point`."""
+    """One experiment, ready to be pickled. Made by `composed_points`."""
 
     number: int
     """Its place in the sweep, from 0."""
     overrides: tuple[str, ...]
-    """`("algo.lr=1e-4",)`"""
+    """By which it differs from the other points of its sweep: `("algo.lr=1e-4",)`; none where there is no other."""
     folder: Path
     """The folder of its run, absolute."""
     config: DictConfig
     """The composed experiment with Hydra's own section."""
     context: HydraContext
     task: TaskFunction
-    singletons: dict[Any, Any]
-    """State of Hydra that the config's interpolations need."""
 
     def run(self) -> dict[str, float]:
         """Run it, or go on with what its folder holds; the last metrics.
 
         Raises CompactHydraException for an error whose message has been printed, KeyboardInterrupt when stopped.
         """
-        Singleton.set_state(self.singletons)
         setup_globals()
+        JobRuntime.instance().set("name", self.config.hydra.job.name)
         config = self.config.copy()
         if (self.folder / "config.json").is_file():
             config.resume = str(self.folder)
@@ -55,24 +51,33 @@ class Point:
         return done.return_value  # raises what the task raised
 
 
-def composed_point(
-    context: HydraContext, task: TaskFunction, config: DictConfig, overrides: Sequence[str], number: int
-) -> Point:
-    """The point of a sweep that these overrides of its config make."""
+def composed_points(
+    context: HydraContext, task: TaskFunction, config: DictConfig, sweep: Sequence[Sequence[str]], first: int
+) -> list[Point]:
+    """The points that these overrides of a sweep's config make, numbered from `first`."""
+    shared = set.intersection(*map(set, sweep)) if len(sweep) > 1 else set(sweep[0])
+    points = []
+    for number, overrides in enumerate(sweep, first):
+        composed = _composed(context, config, overrides, number)
+        points.append(
+            Point(
+                number=number,
+                overrides=tuple(override for override in overrides if override not in shared),
+                folder=(Path(str(composed.hydra.sweep.dir)) / str(composed.hydra.sweep.subdir)).absolute(),
+                config=composed,
+                context=context,
+                task=task,
+            )
+        )
+    return points
+
+
+def _composed(context: HydraContext, config: DictConfig, overrides: Sequence[str], number: int) -> DictConfig:
     composed = context.config_loader.load_sweep_config(config, list(overrides))
     with open_dict(composed):
         composed.hydra.job.id = str(number)
         composed.hydra.job.num = number
-    sweep = OmegaConf.select(composed, "hydra.sweep")
-    return Point(
-        number=number,
-        overrides=tuple(filter_overrides(overrides)),
-        folder=(Path(str(sweep.dir)) / str(sweep.subdir)).absolute(),
-        config=composed,
-        context=context,
-        task=task,
-        singletons=Singleton.get_state(),
-    )
+    return composed
 
 
 def main(file: str) -> int:

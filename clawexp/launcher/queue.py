@@ -71,7 +71,7 @@ def states(jobs: Iterable[str], known: Mapping[str, Queued]) -> dict[str, str]:
 
 
 def _remembered(jobs: Iterable[str]) -> dict[str, str]:
-    lines = _ask("sacct", "--allocations", "--noheader", "--parsable2", "--array", "--format=JobID,State",
+    lines = _ask("sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State",
                  f"--jobs={','.join(sorted(jobs))}").splitlines()  # fmt: skip
     pairs = (line.split("|") for line in lines)
     return {job: state.partition(" ")[0] for job, state in pairs}  # "CANCELLED by 1000"

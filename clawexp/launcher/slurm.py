@@ -40,8 +40,8 @@ class Slurm:
     """At the time limit. Preemptions count only in jobs of ten minutes or less, which cannot tell the two apart."""
     setup: list[str]
     """Lines of shell that run before Python."""
-    extra: dict[str, Any]
-    """Further options of sbatch, without the dashes."""
+    extra: list[Annotated[str, Field(pattern=r"^--[a-z]")]]
+    """Further options of sbatch: `["--constraint=a100", "--exclusive"]`"""
     wait: bool
     poll_s: Seconds
 
@@ -101,7 +101,7 @@ class Slurm:
 def _error(job: Job, state: str) -> str | None:
     if state == "COMPLETED" or job.finished:
         return None
-    return f"{job.name}, ended {state}: {job.last_words()}\n  its log: {job.log}"
+    return f"{job.name} ended {state}: {job.last_words()}\n  its log: {job.log}"
 
 
 def _say(text: str) -> None:

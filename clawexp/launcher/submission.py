@@ -97,7 +97,6 @@ def submit(options: Slurm, points: Sequence[Point], folder: Path) -> list[Job]:
         Job(
             launcher="slurm",
             id=job.job_id,
-            number=point.number,
             folder=str(point.folder),
             log=str(job.paths.stdout),
             overrides=point.overrides,
@@ -134,10 +133,16 @@ def _executor(options: Slurm, folder: Path) -> Executor:
             "signal": f"B:{WARNING.name.removeprefix('SIG')}@{options.signal_s}",
             "requeue": True,
             "comment": f"{COMMENT}{folder}",
-            **options.extra,
+            **_further(options.extra),
         },
     )
     return executor
+
+
+def _further(options: Sequence[str]) -> dict[str, str | bool]:
+    """`["--nodelist=n0", "--exclusive"]` -> `{"nodelist": "n0", "exclusive": True}`"""
+    pairs = (option.removeprefix("--").partition("=") for option in options)
+    return {name: value if equals else True for name, equals, value in pairs}
 
 
 def _refusal(said: str) -> str:

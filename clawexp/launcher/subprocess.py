@@ -72,7 +72,6 @@ async def _run_point(point: Point, folder: Path, slots: asyncio.Semaphore) -> st
         job = Job(
             launcher="subprocess",
             id=str(process.pid),
-            number=point.number,
             folder=str(point.folder),
             log=str(file.with_suffix(".log")),
             overrides=point.overrides,
@@ -92,6 +91,6 @@ async def _ended(process: asyncio.subprocess.Process, job: Job) -> str | None:
         sys.stderr.write(f"{job.name}: {job.last_words()}\n")
         raise
     if code:
-        return f"{job.name}, ended with status {code}: {job.last_words()}\n  its log: {job.log}"
+        return f"{job.name} ended with status {code}: {job.last_words()}\n  its log: {job.log}"
     sys.stderr.write(f"{job.name}: done\n")
     return None

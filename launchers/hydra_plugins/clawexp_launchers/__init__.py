@@ -16,7 +16,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from clawexp.errors import ClawexpError, ConfigError
-from clawexp.launcher.point import composed_point
+from clawexp.launcher.point import composed_points
 from clawexp.launcher.sweep import launch
 
 
@@ -40,10 +40,7 @@ class ClawexpLauncher(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         setup_globals()
-        points = [
-            composed_point(self.context, self.task, self.config, overrides, initial_job_idx + place)
-            for place, overrides in enumerate(job_overrides)
-        ]
+        points = composed_points(self.context, self.task, self.config, job_overrides, initial_job_idx)
         try:
             return launch(points, Path(str(self.config.hydra.sweep.dir)).absolute())
         except ClawexpError as error:
