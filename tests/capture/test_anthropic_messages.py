@@ -49,7 +49,7 @@ class Bench:
         key = await self.boundary.open(rollout_id, seed=3)
         return rollout_id, await self.client(api_key=key)
 
-    async def client(self, **credential: str) -> anthropic.AsyncAnthropic:
+    async def client(self, **credential: Any) -> anthropic.AsyncAnthropic:
         url = f"http://127.0.0.1:{self.boundary.port}"
         client = anthropic.AsyncAnthropic(base_url=url, max_retries=0, **credential)
         return await self.clients.enter_async_context(client)

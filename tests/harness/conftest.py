@@ -3,35 +3,44 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import pytest
 from aiohttp import web
+from anthropic_model import AnthropicModel, ServedAnthropic
 from scripted_model import KEY, AnyGrader, Attempt, Attempted, ScriptedModel, Served
 
 from clawexp.records import Link, Owner, Task
 from clawexp.runtime.bubblewrap import Bubblewrap
 from clawexp.spec import Harness, Runtime
 
+Model = TypeVar("Model", ScriptedModel, AnthropicModel)
+
+
+@asynccontextmanager
+async def serving(model: Model, path: str) -> AsyncIterator[Model]:
+    """`model` behind its socket, while the context lasts."""
+    app = web.Application(client_max_size=10**8)
+    app.router.add_post(path, model.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.UnixSite(runner, str(model.socket)).start()
+        yield model
+    finally:
+        await runner.cleanup()
+
 
 @pytest.fixture
 def served(tmp_path: Path) -> Served:
     """Serves a model with the given replies."""
+    return lambda *replies: serving(ScriptedModel(replies, tmp_path / "model.sock"), "/v1/chat/completions")
 
-    @asynccontextmanager
-    async def serve(*replies: Any) -> AsyncIterator[ScriptedModel]:
-        model = ScriptedModel(replies, tmp_path / "model.sock")
-        app = web.Application(client_max_size=10**8)
-        app.router.add_post("/v1/chat/completions", model.answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        try:
-            await web.UnixSite(runner, str(model.socket)).start()
-            yield model
-        finally:
-            await runner.cleanup()
 
-    return serve
+@pytest.fixture
+def served_anthropic(tmp_path: Path) -> ServedAnthropic:
+    """The same in Anthropic's dialect."""
+    return lambda *replies: serving(AnthropicModel(replies, tmp_path / "model.sock"), "/v1/messages")
 
 
 @pytest.fixture
@@ -40,7 +49,7 @@ def attempted(tmp_path: Path) -> Attempted:
 
     async def attempt(
         harness: Harness,
-        model: ScriptedModel,
+        model: ScriptedModel | AnthropicModel,
         instruction: str = "Copy the value of x to out.txt.",
         runtime: Runtime | None = None,
         context: int = 8000,

@@ -1,10 +1,13 @@
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from anthropic_model import ServedAnthropic
 from scripted_model import KEY, AnyGrader, Attempted, Served, call, is_append_only, option
 
+from clawexp.capture.message import TooLong
 from clawexp.harness.profile import Profile
 from clawexp.outcome import Outcome
 from clawexp.records import Finished, Launch, Link, Needs, Owner, Task
@@ -117,6 +120,54 @@ async def test_a_real_harness_does_a_task(served: Served, attempted: Attempted, 
     assert model.bodies[0]["max_completion_tokens"] == 500
     assert (attempt.counts["turns"], attempt.counts["tool_calls"]) == (3, 2)
     assert harness.outcome(attempt.finished) is None
+
+
+@pytest.mark.harness
+async def test_claude_code_does_a_task_with_several_tools_at_once(
+    served_anthropic: ServedAnthropic, attempted: Attempted
+):
+    harness = option("claude_code")
+    harness.prepare()
+    instruction = 'Copy "x" to out.txt; -- it\'s in {a.conf}.'
+    looks = [("Read", {"file_path": "/work/a.conf"}), ("Glob", {"pattern": "*.conf"})]
+    writes = [("Write", {"file_path": f"/work/{name}.txt", "content": "4\n"}) for name in ("out", "more")]
+    wrong = [("Read", {"file_path": "/work/none"})]
+    async with served_anthropic(looks, writes, wrong, "Done.") as model:
+        attempt = await attempted(harness, model, instruction, context=32_000)
+    assert attempt.finished.code == 0, attempt.finished.stderr[-2000:]
+    assert attempt.files == {"a.conf": b"x = 4\n", "out.txt": b"4\n", "more.txt": b"4\n"}
+    assert model.paths == {"POST /v1/messages"}
+    assert model.keys == {KEY}
+    assert {body["max_tokens"] for body in model.bodies} == {500}
+    assert not any(request.edits or request.auxiliary for request in model.requests)
+    # By meaning, each request is the one before it, an answer of the model, and what the tools said.
+    views = model.views()
+    assert [len(view.messages) for view in views] == [3, 6, 9, 11]
+    for earlier, later in pairwise(views):
+        assert later.messages[: len(earlier.messages)] == earlier.messages
+        assert later.tools == earlier.tools
+    assert [tool["function"]["name"] for tool in model.requests[0].tools] == ["Edit", "Glob", "Read", "Write"]
+    assert model.requests[0].messages[1].content.strip() == instruction
+    assert len(json.dumps(model.bodies[0])) < 12_000
+    assert attempt.counts == {"tool_calls": 5, "tool_errors": 1, "compactions": 0}
+    assert harness.outcome(attempt.finished) is None
+
+
+@pytest.mark.harness
+async def test_claude_code_goes_on_from_a_summary_when_it_is_told_that_its_prompt_is_too_long(
+    served_anthropic: ServedAnthropic, attempted: Attempted
+):
+    harness = option("claude_code")
+    harness.prepare()
+    read = [("Read", {"file_path": "/work/a.conf"})]
+    write = [("Write", {"file_path": "/work/out.txt", "content": "4\n"})]
+    summary = "<summary>x is 4, and out.txt is still to be written.</summary>"
+    async with served_anthropic(read, TooLong(33_000, 32_000), summary, write, "Done.") as model:
+        attempt = await attempted(harness, model, context=32_000)
+    assert attempt.finished.code == 0, attempt.finished.stderr[-2000:]
+    assert attempt.files["out.txt"] == b"4\n"
+    assert "x is 4, and out.txt is still to be written" in json.dumps(model.bodies[3]["messages"])
+    assert attempt.counts["compactions"] == 1
 
 
 @pytest.mark.harness

@@ -1,0 +1,64 @@
+"""A scripted model in Anthropic's dialect, told by the dialect that the project itself answers with."""
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from clawexp.capture.dialects.anthropic_messages import AnthropicMessages
+from clawexp.capture.exchange import View
+from clawexp.capture.message import Answer, Message, Refused, Request, ToolCall
+
+
+@dataclass
+class AnthropicModel:
+    """Answers with `replies` in order, the last one for ever, and keeps what it was asked.
+
+    A reply is a text, a list of `(tool, arguments)`, or what is refused.
+    """
+
+    replies: Sequence[str | list[tuple[str, Any]] | Refused]
+    socket: Path
+    requests: list[Request] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    keys: set[str | None] = field(default_factory=set)
+    paths: set[str] = field(default_factory=set)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        dialect = AnthropicMessages()
+        self.keys.add(request.headers.get("x-api-key"))
+        self.paths.add(f"{request.method} {request.path}")
+        body = await request.read()
+        asked = dialect.read(request.headers, body)
+        self.requests.append(asked)
+        self.bodies.append(json.loads(body))
+        reply = self.replies[min(len(self.requests), len(self.replies)) - 1]
+        if isinstance(reply, Refused):
+            made = dialect.refuse(reply)
+        else:
+            made = dialect.answer(asked, self._answer(reply), "scripted")
+        return web.Response(status=made.status, body=made.body, headers=made.headers)
+
+    def _answer(self, reply: str | list[tuple[str, Any]]) -> Answer:
+        number = len(self.requests)
+        text, calls = (reply, []) if isinstance(reply, str) else ("", reply)
+        tool_calls = [ToolCall(name, arguments, f"call{number}t{i}") for i, (name, arguments) in enumerate(calls)]
+        return Answer(
+            id=f"call{number}",
+            created=0,
+            message=Message(role="assistant", content=text, tool_calls=tuple(tool_calls)),
+            finish="tool_calls" if calls else "stop",
+            prompt_tokens=90,
+            sampled_tokens=10,
+        )
+
+    def views(self) -> list[View]:
+        """What it was asked, by meaning."""
+        return [View.of(request) for request in self.requests]
+
+
+ServedAnthropic = Callable[..., AbstractAsyncContextManager[AnthropicModel]]
