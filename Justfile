@@ -49,6 +49,11 @@ sweep name *overrides:
 config *overrides:
     .venv/bin/python -m clawexp --cfg job --resolve "$@"
 
+# The table of groups, for README
+[group('develop')]
+table:
+    .venv/bin/python -c 'from clawexp.commands.arguments import table; print(table())'
+
 # What this machine can run
 [group('experiment')]
 doctor:

@@ -43,6 +43,11 @@ def test_weights_decide_the_shares_when_they_are_given() -> None:
     assert Counter(names) == {"builtin": 2, "openclaw": 10}
 
 
+def test_the_mix_shares_a_step_equally_between_two_harnesses() -> None:
+    attempts = training_attempts(build(composed(["harness=mix", "group_size=4"])), 0)
+    assert Counter(a.harness_name for a in attempts) == {"builtin": 8, "claude_code": 8}
+
+
 @pytest.mark.parametrize("weights", [{"a": 1.0}, {"a": 1.0, "b": 1.0}, {"a": 0.1, "b": 3.0, "c": 2.0}])
 def test_shares_hold_over_every_stretch_of_steps(weights: dict[str, float]) -> None:
     steps = [shared_out(weights, step * 7, 7) for step in range(40)]

@@ -90,7 +90,7 @@ def test_every_option_names_a_component_of_its_own_name(option: str) -> None:
     targets = [OmegaConf.select(config, f"{section}_target_") for section in ("", "model.", "launcher.")]
     target = next(filter(None, targets), None)
     if target is None:
-        assert option.startswith(("launcher/", "outcome/")), f"{option} names no component"
+        assert option.startswith(("launcher/", "outcome/", "harness/mix")), f"{option} names no component"
         return
     component = get_class(target)
     own = "clawexp." + option.removesuffix(".yaml").replace("model/engine/", "engine/").replace("/", ".")

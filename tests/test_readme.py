@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from clawexp.commands.arguments import table
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PLACEHOLDERS = ("NAME", "RUN", "FOLDER", "runs/...")
@@ -46,6 +48,10 @@ def test_the_pages_name_commands() -> None:
 def test_every_link_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_the_readme_has_every_option_in_its_table() -> None:
+    assert table() in (ROOT / "README.md").read_text(), "print it anew: just table"
 
 
 def test_the_readme_shows_the_loop_as_it_is() -> None:

@@ -20,6 +20,18 @@ PASSED_ON = ("-m", "--multirun", "--cfg", "-c", "--resolve", "--package", "-p", 
              "--config-dir", "-cd", "--config-name", "-cn", "--hydra-help", "--shell-completion", "-sc")  # fmt: skip
 WITH_VALUE = ("--cfg", "-c", "--package", "-p", "--config-dir", "-cd", "--config-name", "-cn")
 
+DECIDES = {
+    "taskset": "what to do, and how it is scored",
+    "harness": "who does it; several share one run",
+    "runtime": "where it runs",
+    "model": "who answers",
+    "model/engine": "how it answers",
+    "algo": "how it learns",
+    "launcher": "which machine runs it",
+    "logger": "who is told",
+}
+"""What one chooses by each group; the other groups hold numbers."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
@@ -98,10 +110,21 @@ def groups(folder: Path) -> dict[str, list[str]]:
     return found
 
 
+def table() -> str:
+    """The groups that one chooses from, as README shows them; `just table` prints it."""
+    options = groups(conf_folder())
+    named = {group: ", ".join(f"`{name}`" for name in options[group]) for group in DECIDES}
+    rows = [f"| `{group}` | {named[group]} | {decides} |" for group, decides in DECIDES.items()]
+    return "\n".join(["| group | options | decides |", "|---|---|---|", *rows])
+
+
 def usage() -> str:
     """The page that `--help` prints."""
     verbs = "\n".join(f"  {verb:<9}{text}" for verb, text in VERBS.items())
-    options = "\n".join(f"  {group + '=':<15}{', '.join(names)}" for group, names in groups(conf_folder()).items())
+    options = "\n".join(
+        f"  {group + '=':<15}{', '.join(names)}{f'  ({DECIDES[group]})' if group in DECIDES else ''}"
+        for group, names in groups(conf_folder()).items()
+    )
     return f"""\
 Train a language model by reinforcement learning through an agent harness.
 
