@@ -108,9 +108,9 @@ def number(text: str, source: str) -> float:
 
 
 def read_checks(done: Finished) -> dict[str, float]:
-    """Numbers by name from a line of JSON; empty where there is none, for they only explain the score."""
+    """Numbers by name from an output of JSON; empty where it is none, for they only explain the score."""
     try:
-        found = json.loads(last_line(done))
+        found = json.loads(done.stdout)
         return {str(name): float(value) for name, value in found.items()}
     except (ValueError, TypeError, AttributeError, RecursionError):
         return {}

@@ -2,12 +2,15 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from boxes import Boxed
 
-from clawexp.records import Command, Finished, Task, Verdict
+from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task, Verdict
+from clawexp.runtime.bubblewrap import Bubblewrap
 
 
 class Memory:
@@ -82,3 +85,14 @@ class Bench:
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+@pytest.fixture
+def boxed(tmp_path: Path) -> Boxed:
+    """A real sandbox for a task."""
+
+    def make(task: Task) -> AbstractAsyncContextManager[Sandbox]:
+        owner = Owner(run_id="run", rollout_id="r", root=tmp_path / "boxes", proxy_socket=None, proxy_port=9)
+        return Bubblewrap(file_bytes=100_000).sandbox(task, Needs(), owner)
+
+    return make
