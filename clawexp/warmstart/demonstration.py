@@ -10,6 +10,7 @@ from typing import Any
 from clawexp.capture.message import Message
 from clawexp.capture.rendering import Qwen3Rendering
 from clawexp.capture.tokenizer import Tokenizer
+from clawexp.engine.script import tool_call_text
 from clawexp.records import Task
 from clawexp.taskset.distractors import distractors
 from clawexp.taskset.words import POOLS, half
@@ -132,9 +133,8 @@ def drill(text: Text, tokenizer: Tokenizer, start: int) -> Demonstration:
 
 def said_call(name: str, arguments: Mapping[str, Any], tokenizer: Tokenizer, remark: str) -> list[int]:
     """The ids of an answer that calls one tool, after a remark or none, as Qwen3's template writes it."""
-    call = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
     said = f"{remark}\n" if remark else ""
-    return [*tokenizer.encode(f"{said}<tool_call>\n{call}\n</tool_call>"), tokenizer.eos_token_id or 0]
+    return [*tokenizer.encode(f"{said}{tool_call_text(name, arguments)}"), tokenizer.eos_token_id or 0]
 
 
 def letter_pieces(tokenizer: Tokenizer, count: int) -> list[str]:
