@@ -60,7 +60,7 @@ class Local:
     def refuses(self, place: Placed) -> str | None:
         """A plain folder lies where it lies."""
         if place.image is not None and place.image.required:
-            return f"task {place.id} needs an image of its own, and runtime=local has none; use runtime=podman"
+            return f"task {place.id} needs an image of its own, and runtime=local builds none; leave the task out"
         fixed = [path for path in (place.workspace, *place.folders) if path]
         if fixed:
             paths = ", ".join(fixed)

@@ -6,7 +6,7 @@
                 tests/test.sh            run as /tests/test.sh; writes /logs/verifier/reward.txt or reward.json
                 solution/solve.sh        the oracle: one shell command
 
-A Dockerfile of FROM, WORKDIR and COPY alone runs in any sandbox; another needs a runtime that builds images.
+A Dockerfile of FROM, WORKDIR and COPY alone runs in any sandbox; another needs the image itself.
 """
 
 import re
