@@ -29,6 +29,10 @@ SHARED_TESTS = {
     "capture/socket_server.py": "capture/test_proxy.py",
     "engine/routes.py": "engine/test_embedded.py",
     "engine/server.py": "engine/test_embedded.py",
+    # Seen in the processes that they start.
+    "launcher/point.py": "launcher/test_subprocess.py",
+    "launcher/submission.py": "launcher/test_slurm.py",
+    "launcher/sweep.py": "launcher/test_subprocess.py",
     # Parts of one thing, tested as that thing.
     "capture/exchange.py": "capture/test_conversation.py",
     "capture/fork.py": "capture/test_conversation.py",
@@ -39,6 +43,9 @@ SHARED_TESTS = {
     "model/tree_attention.py": "model/test_tree_pass.py",
     "warmstart/initial.py": "warmstart/test_fit.py",
     "warmstart/rehearsal.py": "warmstart/test_fit.py",
+    "runtime/container.py": "runtime/test_podman.py",
+    "runtime/podman_home.py": "runtime/test_podman_service.py",
+    "runtime/rootless.py": "runtime/test_enclosure.py",
     # They need a whole run, and one serves them all.
     "commands/eval.py": "test_experiment.py",
     "commands/replay.py": "test_experiment.py",

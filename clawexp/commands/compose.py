@@ -8,6 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, InstantiationException
+from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -26,14 +27,32 @@ UNCOMPOSED = (HydraException, OmegaConfBaseException, ValueError)
 ONE_VALUE = "several values; add -m to sweep over them, or write a list as key=[a,b]"
 
 
-def composed(overrides: Sequence[str], config_dir: str | None = None, config_name: str | None = None) -> DictConfig:
-    """The config that these overrides compose. Raises HydraException."""
+def composed(
+    overrides: Sequence[str], config_dir: str | None = None, config_name: str | None = None, *, whole: bool = False
+) -> DictConfig:
+    """The config that these overrides compose, `whole` with Hydra's own section. Raises HydraException."""
     GlobalHydra.instance().clear()
     # Hydra looks for a primary config in its first folder only, so a folder of the user's comes first.
     first = str(Path(config_dir).absolute()) if config_dir else str(conf_folder())
     search = [f"hydra.searchpath=[file://{conf_folder()}]"] if config_dir else []
     with initialize_config_dir(version_base="1.3", config_dir=first, job_name="clawexp"):
-        return compose(config_name or "config", overrides=[*overrides, *search])
+        return compose(config_name or "config", overrides=[*overrides, *search], return_hydra_config=whole)
+
+
+def with_sweep(overrides: Sequence[str], config_dir: str | None, config_name: str | None) -> tuple[list[str], bool]:
+    """The overrides with those that a primary config sweeps over by itself, and whether it does so.
+
+    What is wrong with such a config is found by `check`.
+    """
+    if config_name is None:
+        return list(overrides), False
+    try:
+        own = composed([], config_dir, config_name, whole=True).hydra
+    except UNCOMPOSED:
+        return list(overrides), False
+    given = {override.key_or_group for override in parse(overrides)[0]}
+    swept = [f"{key}={values}" for key, values in (own.sweeper.params or {}).items() if key not in given]
+    return [*swept, *overrides], own.mode == RunMode.MULTIRUN
 
 
 def check(

@@ -1,9 +1,10 @@
 """The runs that were handed to other processes: their state, how far each came, and where it is."""
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from clawexp.errors import ConfigError
+from clawexp.errors import ConfigError, LauncherError
 from clawexp.launcher.job import Job, noted, noting_folders
 from clawexp.launcher.queue import Queued, available, queued, states
 from clawexp.launcher.subprocess import running
@@ -16,7 +17,7 @@ def run(argv: Sequence[str]) -> int:
     """Print a line for every job below runs/, and for every job of this user that a cluster still knows."""
     if argv:
         raise ConfigError(f"jobs takes no arguments (it was given {' '.join(argv)})")
-    known = queued() if available() else {}
+    known = _known()
     elsewhere = {job.folder for job in known.values() if job.folder is not None}
     here = [folder.absolute() for folder in noting_folders(ROOT)]
     jobs = [job for folder in [*here, *sorted(elsewhere - set(here))] for job in noted(folder)]
@@ -28,6 +29,17 @@ def run(argv: Sequence[str]) -> int:
     for row in rows:
         print("  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)).rstrip())
     return 0
+
+
+def _known() -> dict[str, Queued]:
+    """What the cluster knows; nothing where there is none, or it does not answer."""
+    if not available():
+        return {}
+    try:
+        return queued()
+    except LauncherError as error:
+        print(f"{error}\nthe list shows what the folders of the runs tell", file=sys.stderr)
+        return {}
 
 
 def _rows(jobs: Sequence[Job], known: Mapping[str, Queued]) -> Iterator[tuple[str, ...]]:

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from clawexp.attempt import training_attempts
 from clawexp.commands.arguments import Arguments, conf_folder, sort_arguments
-from clawexp.commands.compose import build, check, composed, resolved
+from clawexp.commands.compose import build, check, composed, resolved, with_sweep
 from clawexp.commands.overrides import assigned, sweep_points
 from clawexp.commands.plan import print_plan
 from clawexp.errors import ClawexpError, ConfigError
@@ -32,10 +32,11 @@ def run(argv: Sequence[str]) -> int:
     arguments = sort_arguments(list(argv))
     config_dir = arguments.flag("--config-dir", "-cd")
     config_name = arguments.flag("--config-name", "-cn")
+    overrides, sweeps = with_sweep(arguments.overrides, config_dir, config_name)
     if not arguments.shows:
-        check(arguments.overrides, config_dir, config_name, multirun=arguments.multirun)
+        check(overrides, config_dir, config_name, multirun=arguments.multirun or sweeps)
     if arguments.dry_run:
-        points = sweep_points(arguments.overrides)
+        points = sweep_points(overrides)
         if len(points) > 1:
             print(f"# a sweep of {len(points)} points; the first:")
         print_plan(composed(points[0], config_dir, config_name), len(points))

@@ -35,6 +35,21 @@ def test_a_dry_run_of_a_sweep_says_how_many_points_it_has(capsys: pytest.Capture
     assert OmegaConf.create(page).algo.lr == 1e-4
 
 
+def test_a_primary_config_that_sweeps_by_itself_is_checked_and_counted_and_the_line_has_the_last_word(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("sweeps")
+    text = (
+        "defaults: [config, _self_]\nhydra: {{mode: MULTIRUN, sweeper: {{params: {{algo.lr: '{}', seed: '0,1'}}}}}}\n"
+    )
+    (folder / "right.yaml").write_text(text.format("1e-4,3e-4"))
+    (folder / "wrong.yaml").write_text(text.format("1e-4,x"))
+    assert run(["--config-dir", str(folder), "--config-name", "right", "seed=0,1,2", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("# a sweep of 6 points; the first:\n")
+    with pytest.raises(ConfigError, match=r"algo\.lr=1e-4,x"):
+        run(["--config-dir", str(folder), "--config-name", "wrong", "--dry-run"])
+
+
 def test_a_dry_run_of_a_wrong_line_is_refused() -> None:
     with pytest.raises(ConfigError, match="several values"):
         run(["algo.lr=1e-4,3e-4", "--dry-run"])

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
-START_S = 120
+START_S = 600
 """For anything that only a hang would reach."""
 GRACE_S = 5
 POLL_S = 0.05
