@@ -89,9 +89,8 @@ class Slurm:
                 log.warning("%s; asking again", error)
             else:
                 now = {job: now.get(job, FORGOTTEN) for job in {*now, *seen}}
-                for job in jobs:
-                    if job.id in now and now[job.id] != seen.get(job.id):
-                        _say(f"{job.id} {now[job.id]} {job.reached} {job.folder}".replace("  ", " "))
+                for job in (job for job in jobs if now.get(job.id) != seen.get(job.id)):
+                    _say(" ".join(filter(None, (job.id, now[job.id], job.reached, job.folder))))
                 seen = now
                 if len(seen) == len(jobs) and ENDED.issuperset(seen.values()):
                     return [_error(job, seen[job.id]) for job in jobs]
@@ -99,7 +98,7 @@ class Slurm:
 
 
 def _error(job: Job, state: str) -> str | None:
-    if state == "COMPLETED" or job.finished:
+    if state == "COMPLETED" or (state == FORGOTTEN and job.finished):
         return None
     return f"{job.name} ended {state}: {job.last_words()}\n  its log: {job.log}"
 
