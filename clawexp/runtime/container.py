@@ -182,14 +182,13 @@ async def _carried_out(driver: socket.socket, order: bytes, streams: _Streams) -
     """Send an order and wait for the report; an empty one where process 1 died before it could tell."""
     loop = asyncio.get_running_loop()
     answer = b""
-    try:
-        sent = socket.send_fds(driver, [order], streams.inside)
-        streams.close()
-        await loop.sock_sendall(driver, order[sent:])
+    sent = socket.send_fds(driver, [order], streams.inside)
+    streams.close()
+    with contextlib.suppress(ConnectionError):
+        if sent < len(order):
+            await loop.sock_sendall(driver, order[sent:])
         while chunk := await loop.sock_recv(driver, 65536):
             answer += chunk
-    except ConnectionError:
-        return {}
     return json.loads(answer) if answer.endswith(b"\n") else {}
 
 

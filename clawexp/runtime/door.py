@@ -19,6 +19,8 @@ SIGNALS = [signal.SIGPIPE, signal.SIGXFSZ]
 def received(driver: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """The command and its three descriptors."""
     data, descriptors, _, _ = socket.recv_fds(driver, 65536, 3)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
     while not data.endswith(b"\n"):
         chunk = driver.recv(1 << 20)
         if not chunk:

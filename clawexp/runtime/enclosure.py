@@ -53,34 +53,36 @@ def leash(alive: int) -> None:
         sys.exit(1)
 
 
-def closed_door(path: Path) -> Path | None:
-    """The first folder on the way to `path`, or `path` itself, that not everybody may pass."""
-    for folder in (*reversed(path.parents), path):
-        if not folder.stat().st_mode & stat.S_IXOTH:
-            return folder
-    return None
+def closed(folder: Path, root: int) -> bool:
+    """Whether the id `root`, to which nobody has given anything, may not pass."""
+    status = folder.stat()
+    return not status.st_mode & stat.S_IXOTH and status.st_uid != root
 
 
-def show(paths: list[Path]) -> None:
+def show(paths: list[Path], root: int) -> None:
     """Make folders of the real root reachable for others, at their own place, in this mount namespace alone.
 
     An empty folder is laid over whatever closes the way, and the folders are shown again in it.
     """
+    for path in paths:
+        if closed(path, root):
+            sys.exit(f"enclosure: containers cannot reach {path}, which is closed to others; chmod o+x {path}")
     held = [(path, os.open(path, os.O_PATH)) for path in paths]
     for path, descriptor in held:
-        while (door := closed_door(path) if path.is_dir() else None) not in (None, path):
-            mount("tmpfs", str(door), "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
+        for folder in reversed(path.parents):
+            if folder.is_dir() and closed(folder, root):
+                mount("tmpfs", str(folder), "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
         path.mkdir(parents=True, exist_ok=True)
         mount(f"/proc/self/fd/{descriptor}", str(path), "", MS_BIND | MS_REC)
     for _, descriptor in held:
         os.close(descriptor)
 
 
-def prepare_as_root(shown: list[Path]) -> None:
+def prepare_as_root(shown: list[Path], root: int) -> None:
     """What only the real root can do, seen by nobody else."""
     unshare(CLONE_NEWNS)
     mount("", "/", "", MS_REC | MS_SLAVE)
-    show(shown)
+    show(shown, root)
 
 
 def write_maps(pid: int, maps: dict[str, list[list[int]]]) -> None:
@@ -137,7 +139,7 @@ def main(parent: int, spec: dict[str, Any]) -> int:
     alive = os.pidfd_open(parent)
     leash(alive)
     if os.geteuid() == 0:
-        prepare_as_root([Path(path) for path in spec["shown"]])
+        prepare_as_root([Path(path) for path in spec["shown"]], spec["maps"]["uid"][0][1])
     become_root_inside(spec["maps"])
     leash(alive)  # the change of ids has let it go
     unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC)

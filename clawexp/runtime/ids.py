@@ -14,6 +14,7 @@ from clawexp.errors import RuntimeFault
 AGENT = 1000
 """The user that programs in a container run as."""
 COUNT = 65536
+TABLES = Path("/etc")
 BASE = 1 << 30
 """First id for a driver that is root: in the range that systemd leaves to containers, above those of /etc/subuid."""
 
@@ -66,7 +67,7 @@ def _around(first: int, own: int) -> list[tuple[int, int, int]]:
 def _delegated(kind: str) -> int | None:
     """First id of a range of this user that is large enough."""
     try:
-        lines = Path(f"/etc/sub{kind}").read_text().splitlines()
+        lines = (TABLES / f"sub{kind}").read_text().splitlines()
     except OSError:
         return None
     for line in lines:

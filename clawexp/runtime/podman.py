@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import os
 import shutil
@@ -35,6 +36,7 @@ SYSTEM = frozenset(("usr", "bin", "sbin", "lib", "lib64", "etc", "proc", "dev", 
 """Folders of the root that are the image's, or the kernel's."""
 EXPIRES_S = 86_400
 """From then on whoever goes by the labels may remove a container."""
+MAX_SIGNAL = 64
 FIXED: dict[str, Any] = {
     "image": image.NAME,
     "command": [PYTHON, "-I", "-S", f"{DOOR}/door.py", f"{DOOR}/door.sock"],
@@ -69,7 +71,10 @@ class PodmanSandbox:
         self._inside = inside
 
     async def run(self, command: Command) -> Finished:
-        return await self._inside.run(command, (*self._prefix, *command.argv), command.cwd or self.workspace)
+        done = await self._inside.run(command, (*self._prefix, *command.argv), command.cwd or self.workspace)
+        # The forwarder tells a signal as a shell does.
+        told = self._prefix and 128 < done.code <= 128 + MAX_SIGNAL
+        return dataclasses.replace(done, code=128 - done.code) if told else done
 
     async def put(self, files: Mapping[str, bytes]) -> None:
         for path, content in files.items():
@@ -141,6 +146,11 @@ class OpenPodman:
         self._limits = Limits(memory_mb=options.memory_mb, cpus=options.cpus, pids=options.pids)
         self._numbers = itertools.count()
 
+    async def labels(self) -> list[dict[str, str]]:
+        """Of every container that there is, in whatever state."""
+        found = await self._service.call("list its containers", self._service.client.containers.list, all=True)
+        return [each.attrs["Labels"] or {} for each in found]
+
     @contextlib.asynccontextmanager
     async def sandbox(self, task: Task, needs: Needs, owner: Owner) -> AsyncIterator[Sandbox]:
         _refuse(self._options.refuses(task))
@@ -198,9 +208,10 @@ def _labels(owner: Owner) -> dict[str, str]:
 
 def _mounts(folder: Folder, workspace: str, needs: Needs, owner: Owner) -> list[dict[str, Any]]:
     """The sandbox's own folders, what the harness asks for, the door and the proxy."""
-    own = {HOME: folder.home, "/tmp": folder.tmp, workspace: folder.workspace}
+    own = {HOME: folder.home, workspace: folder.workspace}
     own |= {inside: folder.further(inside) for inside in folder.folders}
-    mounts: list[dict[str, Any]] = [_mount(outside, inside, read_only=False) for inside, outside in own.items()]
+    shown = {"/tmp": folder.tmp, **own}
+    mounts: list[dict[str, Any]] = [_mount(outside, inside, read_only=False) for inside, outside in shown.items()]
     for outside, inside in needs.mounts.items():
         if any(Path(inside).is_relative_to(place) for place in own):
             raise RuntimeFault(

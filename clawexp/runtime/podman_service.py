@@ -27,6 +27,7 @@ from clawexp.runtime.rootless import enclosed
 
 log = logging.getLogger(__name__)
 
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -90,13 +91,14 @@ async def service(images: Sequence[Path], shown: Sequence[Path]) -> AsyncIterato
         command = [*home.command(images), "system", "service", "--time=0"]
         argv = enclosed(command, home.env(), [folder, *images, *shown], listener.fileno())
         plain = Command(argv=argv, output_bytes=SAID_BYTES)
+        waiting = await asyncio.open_unix_connection(str(folder / "socket"))
         async with start(argv, plain, cwd="/", pass_fds=(listener.fileno(),)) as running:
-            listener.close()
+            listener.close()  # so that its end is the end of all connections
             client = PodmanClient(base_url=f"unix://{folder / 'socket'}", timeout=CALL_S, max_pool_size=CONNECTIONS)
             stack.callback(client.close)
             alive = Service(client=client, running=running, groups=groups)
             try:
-                await _answers(alive)
+                await _answers(running, waiting)
                 yield alive
             finally:
                 await to_the_end(_stop(running))
@@ -111,16 +113,17 @@ def _listening(path: Path) -> Iterator[socket.socket]:
         yield listener
 
 
-async def _answers(service: Service) -> None:
-    """Return when it has answered. Raises RuntimeFault when it ends or does not answer."""
-    async with asyncio.TaskGroup() as group:
-        asked = group.create_task(service.call("start", service.client.version))
-        ended = group.create_task(service.running.ended())
-        done, _ = await asyncio.wait({asked, ended}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
-        if asked not in done:
-            said = service.running.stderr.kept()[-TAIL:].decode(errors="replace").strip()
-            raise RuntimeFault(f"podman's service did not start: {said or 'it said nothing'}")
+async def _answers(running: Running, waiting: Connection) -> None:
+    """Return when it has answered a connection that was there before it. Raises RuntimeFault when it does not."""
+    reader, writer = waiting
+    line = b""
+    with contextlib.suppress(TimeoutError, ConnectionError), contextlib.closing(writer):
+        writer.write(b"GET /_ping HTTP/1.0\r\n\r\n")
+        async with asyncio.timeout(START_S):
+            line = await reader.readline()
+    if not line.startswith(b"HTTP/1."):
+        said = running.stderr.kept()[-TAIL:].decode(errors="replace").strip()
+        raise RuntimeFault(f"podman's service did not start: {said or 'it said nothing'}")
 
 
 async def _stop(running: Running) -> None:

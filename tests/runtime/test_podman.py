@@ -1,0 +1,407 @@
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from clawexp.errors import RuntimeFault
+from clawexp.records import Command, Finished, Image, Needs, Owner, Sandbox, Task
+from clawexp.rollout import GRADED
+from clawexp.run_folder import RunFolder
+from clawexp.runtime.cgroup import own_groups
+from clawexp.runtime.podman import OpenPodman, Podman
+from clawexp.runtime.reaper import scratch_root, sweep
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+OPTIONS = Podman(file_bytes=100_000, memory_mb=100, cpus=1.0, pids=40)
+Owners = Callable[..., Owner]
+Processes = Callable[[str], list[int]]
+WholeRun = Callable[..., subprocess.CompletedProcess[str]]
+Boxes = Callable[..., contextlib.AbstractAsyncContextManager[Sandbox]]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[OpenPodman, Path]]:
+    """A live podman, and the folder below which its sandboxes and sockets lie."""
+    folder = tmp_path_factory.mktemp("podman")
+    folder.chmod(0o711)
+    OPTIONS.prepare()
+    async with OPTIONS.open([folder]) as podman:
+        assert isinstance(podman, OpenPodman)
+        yield podman, folder
+        assert await podman.labels() == []
+
+
+@pytest.fixture
+def box(place: tuple[OpenPodman, Path], task: Task) -> Boxes:
+    """Makes sandboxes of one task."""
+    podman, folder = place
+
+    def make(rollout_id: str = "r1", needs: Needs | None = None, socket: Path | None = None, of: Task = task):
+        owner = Owner(run_id="run", rollout_id=rollout_id, root=folder / "boxes", proxy_socket=socket, proxy_port=8089)
+        return podman.sandbox(of, needs or Needs(), owner)
+
+    return make
+
+
+def shell(script: str, **options) -> Command:
+    return Command(argv=("sh", "-c", script), env={"PATH": "/usr/bin:/bin"}, **options)
+
+
+def python(script: str, **options) -> Command:
+    return Command(argv=("/usr/bin/python3", "-I", "-c", script), **options)
+
+
+async def ran(sandbox: Sandbox, script: str, **options) -> Finished:
+    return await sandbox.run(shell(script, **options))
+
+
+async def test_a_command_sees_the_task_as_an_ordinary_user(box: Boxes) -> None:
+    async with box() as sandbox:
+        done = await ran(sandbox, "pwd; id -u; whoami; cat data/a.txt; echo out > new.txt; env | sort")
+        assert done.code == 0, done.stderr
+        assert done.stdout.decode().split() == ["/work", "1000", "agent", "alphaPATH=/usr/bin:/bin", "PWD=/work"]
+        assert await sandbox.get("new.txt") == b"out\n"
+        assert await sandbox.files() == {"data/a.txt": 5, "new.txt": 4}
+
+
+async def test_a_program_can_change_what_was_put_in_and_what_it_left_stays(box: Boxes) -> None:
+    async with box() as sandbox:
+        await sandbox.put({"deep/er/b.txt": b"one\n", "~/.config/c": b"two\n"})
+        script = "echo more >> deep/er/b.txt; echo > deep/new; cat /home/agent/.config/c; echo three > /tmp/y"
+        assert (await ran(sandbox, script)).stdout == b"two\n"
+        assert await sandbox.get("deep/er/b.txt") == b"one\nmore\n"
+        assert (await ran(sandbox, "cat /tmp/y")).stdout == b"three\n"
+
+
+async def test_input_reaches_the_command_and_only_the_last_output_is_kept(box: Boxes) -> None:
+    async with box() as sandbox:
+        done = await sandbox.run(Command(argv=("cat",), stdin=b"x" * 3_000_000 + b"end", output_bytes=1000))
+        assert (len(done.stdout), done.stdout[-4:]) == (1000, b"xend")
+        assert (await ran(sandbox, "cat; echo bad > /dev/stderr")).stderr == b"bad\n"
+
+
+async def test_exit_statuses_and_signals_are_told(box: Boxes) -> None:
+    async with box() as sandbox:
+        assert (await ran(sandbox, "exit 7")).code == 7
+        assert (await ran(sandbox, "kill -TERM $$")).code == -signal.SIGTERM
+        missing = await sandbox.run(Command(argv=("no-such-program",)))
+        assert (missing.code, missing.stderr) == (127, b"no-such-program: No such file or directory\n")
+        with pytest.raises(RuntimeFault, match="/nowhere"):
+            await sandbox.run(Command(argv=("true",), cwd="/nowhere"))
+        assert (await ran(sandbox, "true")).code == 0
+
+
+async def test_a_long_command_line_and_environment_arrive_whole(box: Boxes) -> None:
+    async with box() as sandbox:
+        words = [f"{number:>09}" for number in range(9000)]
+        command = Command(argv=("sh", "-c", 'echo "$# ${#WORD}"', "sh", *words), env={"WORD": "w" * 90_000})
+        assert (await sandbox.run(command)).stdout == b"9000 90000\n"
+
+
+async def test_there_is_no_network(box: Boxes) -> None:
+    host = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = host.sockets[0].getsockname()[1]
+    script = f"""
+import socket
+for address in (("127.0.0.1", {port}), ("1.1.1.1", 53), ("169.254.169.254", 80)):
+    try:
+        socket.create_connection(address, timeout=2)
+        print("open", address)
+    except OSError as error:
+        print("closed")
+print([name for _, name in socket.if_nameindex()])
+"""
+    async with host, box() as sandbox:
+        done = await sandbox.run(python(script))
+        assert done.stdout.decode().split("\n")[:4] == ["closed", "closed", "closed", "['lo']"], done
+
+
+TALK = """
+import socket
+{connect}
+c.sendall(b"hello\\n")
+print(c.makefile().readline().strip())
+"""
+BY_TCP = 'c = socket.create_connection(("127.0.0.1", 8089))'
+BY_SOCKET = 'c = socket.socket(socket.AF_UNIX); c.connect("/run/clawexp/proxy.sock")'
+
+
+@pytest.mark.parametrize(("dials_socket", "connect"), [(False, BY_TCP), (True, BY_SOCKET)])
+async def test_the_proxy_alone_can_be_reached(
+    box: Boxes, place: tuple[OpenPodman, Path], dials_socket: bool, connect: str
+) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((await reader.readline()).upper())
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    path = place[1] / f"proxy-{dials_socket}"
+    server = await asyncio.start_unix_server(answer, str(path))
+    path.chmod(0o666)
+    async with server, box(needs=Needs(dials_socket=dials_socket), socket=path) as sandbox:
+        assert sandbox.facts["network"] == "proxy"
+        assert sandbox.facts["proxy_socket"] == "/run/clawexp/proxy.sock"
+        done = await sandbox.run(python(TALK.format(connect=connect)))
+        assert done.stdout == b"HELLO\n", done.stderr
+        assert (await ran(sandbox, "kill -KILL $$")).code == -signal.SIGKILL
+
+
+async def test_the_host_cannot_be_seen_or_changed(box: Boxes) -> None:
+    async with box("r1") as sandbox, box("r2") as other:
+        await other.put({"secret.txt": b"other"})
+        script = f"""
+            ls {Path(__file__).parent} 2>/dev/null
+            cat /etc/shadow 2>/dev/null
+            touch /usr/x /etc/x /x /run/clawexp/x 2>/dev/null
+            echo evil > /proc/sys/kernel/hostname 2>/dev/null
+            mount -t tmpfs none /tmp 2>/dev/null && echo mounted
+            grep -hE 'CapEff|CapBnd|NoNewPrivs|Seccomp:' /proc/self/status
+            find / -name secret.txt 2>/dev/null
+        """
+        done = await ran(sandbox, script)
+        none = "0000000000000000"
+        assert done.stdout.decode().split() == ["CapEff:", none, "CapBnd:", none, "NoNewPrivs:", "1", "Seccomp:", "2"]
+
+
+async def test_its_ids_are_those_of_nobody_on_the_host(box: Boxes) -> None:
+    async with box() as sandbox:
+        lines = (await ran(sandbox, "cat /proc/self/uid_map")).stdout.decode().splitlines()
+        outside = {int(line.split()[1]) for line in lines}
+        assert 0 not in outside
+        assert {number for number in outside if number < 100_000} <= {os.getuid()}
+
+
+async def test_killing_everything_inside_harms_nothing_outside(box: Boxes) -> None:
+    outside = await asyncio.create_subprocess_exec("sleep", "1000")
+    async with box() as sandbox:
+        await sandbox.run(python("import os, signal; os.kill(-1, signal.SIGKILL)"))
+        await ran(sandbox, f"pkill -9 -f . ; kill -9 1 {outside.pid} {os.getpid()}")
+        assert (await ran(sandbox, "echo alive")).stdout == b"alive\n"
+    assert outside.returncode is None
+    outside.kill()
+    await outside.wait()
+
+
+async def test_a_timeout_ends_the_whole_tree(box: Boxes, processes: Processes) -> None:
+    async with box() as sandbox:
+        script = "setsid sleep 987654 </dev/null >/dev/null 2>&1 & (trap '' TERM; sleep 987655) & sleep 987656"
+        done = await ran(sandbox, script, timeout_s=0.5)
+        assert (done.timed_out, done.code) == (True, -signal.SIGKILL)
+        assert processes("98765") == []
+        assert (await ran(sandbox, "ps ax | grep -c '[s]leep'")).stdout == b"0\n"
+
+
+async def test_nothing_runs_on_after_a_command_has_ended(box: Boxes, processes: Processes) -> None:
+    async with box() as sandbox:
+        assert (await ran(sandbox, "setsid sleep 876543 >/dev/null 2>&1 & exit 0")).code == 0
+        assert processes("876543") == []
+
+
+async def test_cancelling_ends_the_command_and_removes_the_sandbox(
+    box: Boxes, place: tuple[OpenPodman, Path], processes: Processes
+) -> None:
+    started = asyncio.Event()
+
+    async def forever() -> None:
+        async with box() as sandbox:
+            started.set()
+            await ran(sandbox, "sleep 654321", timeout_s=100)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(forever())
+        await started.wait()
+        await until(lambda: processes("654321") != [])
+        task.cancel()
+    assert processes("654321") == []
+    assert await place[0].labels() == []
+    assert list((place[1] / "boxes").iterdir()) == []
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.1])
+async def test_cancelling_while_a_sandbox_is_made_leaves_none(
+    box: Boxes, place: tuple[OpenPodman, Path], after_s: float
+) -> None:
+    async def make() -> None:
+        async with box() as sandbox:
+            await ran(sandbox, "sleep 10")
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(after_s):
+            await make()
+    assert await place[0].labels() == []
+    assert list((place[1] / "boxes").iterdir()) == []
+
+
+async def test_limits_are_what_the_facts_say(box: Boxes) -> None:
+    async with box() as sandbox:
+        expected = {"memory": ("memory_mb", 100), "cpu": ("cpus", 1.0), "pids": ("pids", 40)}
+        assert sandbox.facts["limits"] == dict(expected[controller] for controller in own_groups())
+        if "memory" in own_groups():
+            done = await sandbox.run(python("b = bytearray(300 << 20); print('got it')"))
+            assert (done.code, done.stdout) == (-signal.SIGKILL, b"")
+            assert b"out of memory: 1 of its processes were killed" in done.stderr
+        if "pids" in own_groups():
+            script = """
+import os, time
+made = 0
+try:
+    while made < 200:
+        if os.fork() == 0:
+            time.sleep(60)
+        made += 1
+except BlockingIOError:
+    print(made)
+"""
+            assert 20 <= int((await sandbox.run(python(script))).stdout) <= 40
+
+
+async def test_many_at_once(box: Boxes) -> None:
+    async def one(number: int) -> bytes:
+        async with box(f"many-{number}") as sandbox:
+            return (await ran(sandbox, f"echo {number} > n; cat n")).stdout
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(number)) for number in range(8)]
+    assert [task.result() for task in tasks] == [f"{number}\n".encode() for number in range(8)]
+
+
+async def test_labels_say_whose_a_container_is(box: Boxes, place: tuple[OpenPodman, Path]) -> None:
+    async with box("r7"):
+        (labels,) = await place[0].labels()
+        assert (labels["clawexp.run"], labels["clawexp.rollout"]) == ("run", "r7")
+        pid, started = labels["clawexp.owner"].split(":")
+        assert int(pid) == os.getpid()
+        assert started == Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+        assert int(labels["clawexp.expires"]) > time.time()
+
+
+async def test_a_task_has_the_folders_that_its_programs_name(box: Boxes, task: Task) -> None:
+    fixed = Task(
+        id="t",
+        instruction="",
+        files={"a": b"1"},
+        grader=task.grader,
+        split="train",
+        workspace="/app",
+        folders=("/tests", "/logs/verifier"),
+    )
+    async with box(of=fixed) as sandbox:
+        assert sandbox.workspace == "/app"
+        await sandbox.put({"/tests/test.sh": b"cat /app/a > /logs/verifier/reward.txt; pwd"})
+        assert (await ran(sandbox, "sh /tests/test.sh")).stdout == b"/app\n"
+        assert await sandbox.get("/logs/verifier/reward.txt") == b"1"
+
+
+async def test_what_the_image_cannot_give_is_refused_with_a_reason(task: Task) -> None:
+    def reason(**changes) -> str | None:
+        plain = {"id": "t", "instruction": "", "files": {}, "grader": task.grader, "split": "train"}
+        return OPTIONS.refuses(Task(**{**plain, **changes}))
+
+    assert reason() is None
+    assert "/usr/x" in (reason(folders=("/usr/x",)) or "")
+    assert "needs an image" in (reason(image=Image(context=Path("/x"), required=True)) or "")
+    assert reason(image=Image(context=Path("/x"), required=False)) is None
+
+
+async def test_mounts_are_read_only_and_a_missing_one_is_a_fault(box: Boxes, place: tuple[OpenPodman, Path]) -> None:
+    package = place[1] / "package"
+    package.mkdir()
+    (package / "main.js").write_text("1")
+    async with box(needs=Needs(mounts={str(package): str(package)})) as sandbox:
+        done = await ran(sandbox, f"cat {package}/main.js; echo 2 > {package}/main.js")
+        assert done.stdout == b"1"
+        assert done.code != 0
+    with pytest.raises(RuntimeFault, match="/no/such/folder"):
+        async with box(needs=Needs(mounts={"/no/such/folder": "/no/such/folder"})) as sandbox:
+            await ran(sandbox, "true")
+    with pytest.raises(RuntimeFault, match="XDG_CACHE_HOME"):
+        async with box(needs=Needs(mounts={"/work/cache": "/work/cache"})):
+            pass
+
+
+async def test_one_name_is_one_live_sandbox(box: Boxes) -> None:
+    async with box():
+        with pytest.raises(RuntimeFault, match="live sandbox"):
+            async with box():
+                pass
+
+
+async def test_without_its_image_it_says_how_to_build_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(RuntimeFault, match="prepare runtime=podman"):
+        async with OPTIONS.open([tmp_path]):
+            pass
+
+
+DRIVER = """
+import asyncio, sys
+from pathlib import Path
+from clawexp.records import Command, Needs, Owner, Task
+from clawexp.runtime.podman import Podman
+
+async def main():
+    task = Task(id="t", instruction="", files={}, grader=None, split="train")
+    root = Path(sys.argv[1])
+    owner = Owner(run_id="run", rollout_id="r", root=root, proxy_socket=None, proxy_port=1)
+    podman = Podman(file_bytes=1, memory_mb=100, cpus=1.0, pids=40)
+    async with podman.sandbox(task, Needs(), owner) as sandbox:
+        await sandbox.run(Command(argv=("sh", "-c", "echo > ready; setsid sleep 543210 & sleep 543211"), timeout_s=999))
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_killed_driver_leaves_no_process_and_the_sweep_the_rest(
+    place: tuple[OpenPodman, Path], tmp_path: Path, processes: Processes
+) -> None:
+    (tmp_path / "driver.py").write_text(DRIVER)
+    boxes = tmp_path / "boxes"
+    live = set(scratch_root().iterdir())
+    boxes.mkdir()
+    driver = await asyncio.create_subprocess_exec(sys.executable, str(tmp_path / "driver.py"), str(boxes))
+    await until(lambda: (boxes / "r/workspace/ready").exists() and len(processes("54321")) >= 2)
+    (left,) = set(scratch_root().iterdir()) - live
+    groups = [Path(line) for line in (left / "groups").read_text().splitlines()]
+    assert all(group.is_dir() for group in groups)
+    driver.kill()
+    await driver.wait()
+    await until(lambda: processes("54321") == [] and processes(str(left)) == [])
+    assert sweep(scratch_root()) >= 1
+    assert sweep(boxes) == 1
+    assert not left.exists()
+    assert not any(group.exists() for group in groups)
+
+
+WHOLE = ("eval.num_tasks=0", "num_tasks=1", "logger=[jsonl,console]")
+
+
+@pytest.mark.parametrize(
+    "choice", [("steps=2",), pytest.param(("harness=openclaw", "steps=1", "group_size=2"), marks=pytest.mark.harness)]
+)
+async def test_a_whole_run_in_containers(choice: tuple[str, ...], whole_run: WholeRun, tmp_path: Path) -> None:
+    before = set(scratch_root().iterdir())
+    done = await asyncio.to_thread(whole_run, "runtime=podman", *choice, *WHOLE)
+    assert done.returncode == 0, done.stderr
+    (log,) = tmp_path.rglob("rollouts.log")
+    rollouts = RunFolder(path=log.parent).rollouts(0)
+    assert {rollout.facts["runtime"] for rollout in rollouts} == {"podman"}
+    assert {rollout.outcome for rollout in rollouts} <= GRADED, [rollout.reason for rollout in rollouts]
+    assert set(scratch_root().iterdir()) <= before
+
+
+async def until(condition: Callable[[], bool], seconds: float = 120) -> None:
+    """Wait for a condition; a hang fails."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - what is waited for is outside of this program
+            await asyncio.sleep(0.05)
