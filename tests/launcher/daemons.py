@@ -62,10 +62,23 @@ class Daemons:
 
     def run(self, *argv: str) -> str:
         """A client, to its end; what it printed. Raises CalledProcessError."""
-        done = subprocess.run(argv, env=self.environment, text=True, capture_output=True, timeout=START_S)
-        if done.returncode:
-            raise subprocess.CalledProcessError(done.returncode, argv, done.stdout, done.stderr)
-        return done.stdout
+        with subprocess.Popen(
+            argv,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        ) as client:
+            try:
+                stdout, stderr = client.communicate(timeout=START_S)
+            finally:
+                if client.returncode is None:  # with what it started
+                    os.killpg(client.pid, signal.SIGKILL)
+        if client.returncode:
+            raise subprocess.CalledProcessError(client.returncode, argv, stdout, stderr)
+        return stdout
 
     def stop(self) -> None:
         """The youngest first; one that will not go is killed."""
