@@ -48,7 +48,10 @@ def _classify(
 def _apart(view: View, earlier: Sequence[Exchange]) -> tuple[Cause, Kind]:
     """A request that shares no answer with any call before it."""
     main = max((call for call in earlier if call.kind == "main"), key=lambda call: call.position, default=None)
-    if main is not None and main.unfinished and _other_setting(view, main.view):
+    if main is None:
+        return "rewrite", "main"
+    without_tools = main.view.has_tools and not view.has_tools
+    if without_tools or (main.unfinished and _other_setting(view, main.view)):
         return "subagent", "auxiliary"
     return "rewrite", "main"
 

@@ -189,3 +189,11 @@ def test_a_long_conversation_is_held_once(talk: Talk) -> None:
         messages = [*messages, talk.answer(exchange, "ok"), TASK]
     last = exchanges[-1].sequence
     assert all(exchange.sequence.base is last and exchange.prompt.base is last for exchange in exchanges[:-1])
+
+
+def test_a_question_without_tools_beside_a_conversation_with_tools_is_auxiliary_even_when_that_has_ended(
+    talk: Talk,
+) -> None:
+    talk.say("It is done.", [SYSTEM, TASK], TOOLS)
+    assert talk.cause([Message(role="user", content="what comes next?")]) == ("subagent", "auxiliary")
+    assert talk.cause([SYSTEM, Message(role="user", content="another task")], TOOLS) == ("rewrite", "main")
