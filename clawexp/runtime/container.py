@@ -48,7 +48,7 @@ class Container:
         begun = time.monotonic()
         order = json.dumps({"argv": [*argv], "env": dict(command.env), "cwd": cwd}).encode() + b"\n"
         async with self.turn, _Streams.of(command) as streams, self._started() as (driver, first):
-            report, timed_out = {}, False
+            report, timed_out, kills = {}, False, self.group.memory_kills()
             try:
                 async with asyncio.timeout(command.timeout_s):
                     report = await _carried_out(driver, order, streams)
@@ -62,15 +62,10 @@ class Container:
         return Finished(
             code=-signal.SIGKILL if timed_out else report.get("code", -signal.SIGKILL),
             stdout=stdout,
-            stderr=stderr + self._shortage(),
+            stderr=stderr + _shortage(self.group.memory_kills() - kills),
             wall_s=time.monotonic() - begun,
             timed_out=timed_out,
         )
-
-    def _shortage(self) -> bytes:
-        """A last word on stderr where the memory was used up."""
-        kills = self.group.memory_kills()
-        return f"\nout of memory: {kills} of its processes were killed\n".encode() if kills else b""
 
     @contextlib.asynccontextmanager
     async def _started(self) -> AsyncIterator[tuple[socket.socket, int]]:
@@ -119,6 +114,11 @@ async def _remove(service: Service, name: str, group: Group) -> None:
         await service.call("remove a container", remove)
     finally:
         await asyncio.to_thread(group.remove)
+
+
+def _shortage(kills: int) -> bytes:
+    """A last word on stderr where the memory was used up."""
+    return f"\nout of memory: {kills} of its processes were killed\n".encode() if kills else b""
 
 
 class _Streams:

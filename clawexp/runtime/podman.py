@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
+import logging
 import os
 import shutil
 import time
@@ -25,6 +26,8 @@ from clawexp.runtime.podman_service import Service, service
 from clawexp.runtime.reaper import remove, start_time
 from clawexp.runtime.rootless import unavailable
 from clawexp.spec import Placed, Positive, Runtime
+
+log = logging.getLogger(__name__)
 
 WORKSPACE = "/work"
 HOME = "/home/agent"
@@ -126,7 +129,9 @@ class Podman:
         line = self.prepared()
         _refuse(line and f"the image for sandboxes is not there; build it with: {line}")
         async with service([image.store()], [image.cache().parent, *folders]) as alive:
-            yield OpenPodman(self, alive)
+            opened = OpenPodman(self, alive)
+            yield opened
+            log.info("%d containers left", len(await opened.labels()))
 
     @contextlib.asynccontextmanager
     async def sandbox(self, task: Task, needs: Needs, owner: Owner) -> AsyncIterator[Sandbox]:

@@ -250,6 +250,7 @@ async def test_limits_are_what_the_facts_say(box: Boxes) -> None:
             done = await sandbox.run(python("b = bytearray(300 << 20); print('got it')"))
             assert (done.code, done.stdout) == (-signal.SIGKILL, b"")
             assert b"out of memory: 1 of its processes were killed" in done.stderr
+            assert (await ran(sandbox, "echo fine >&2")).stderr == b"fine\n"
         if "pids" in own_groups():
             script = """
 import os, time
