@@ -51,6 +51,8 @@ class Profile:
     """What that command says, besides ending with 0, if the harness accepts its files."""
     exit_outcomes: dict[int, Outcome]
     """What exit statuses mean, other than 0 for done."""
+    stderr_outcomes: dict[str, Outcome]
+    """Regular expression on stderr -> what it means, whatever the exit status; the first that is found counts."""
     count_patterns: dict[str, str]
     """Count -> regular expression on stdout: its group as a number, or without one how often it is found."""
 
@@ -128,6 +130,10 @@ class Profile:
         }
 
     def outcome(self, finished: Finished) -> Outcome | None:
+        said = finished.stderr.decode(errors="replace")
+        for pattern, outcome in self.stderr_outcomes.items():
+            if re.search(pattern, said):
+                return outcome
         return self.exit_outcomes.get(finished.code)
 
     def counts(self, finished: Finished) -> Mapping[str, float]:

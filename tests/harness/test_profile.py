@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def profile(**changes: Any) -> Profile:
         "check": (),
         "check_says": "",
         "exit_outcomes": {2: Outcome.TRUNCATED},
+        "stderr_outcomes": {"ended .* stop": Outcome.COMPLETED},
         "count_patterns": {},
     }
     return Profile(**values | changes)
@@ -95,6 +97,8 @@ def test_counts_are_read_from_what_it_prints():
     finished = Finished(code=2, stdout=b'{"turns": 12} oops oops', stderr=b"", wall_s=1.0)
     assert harness.counts(finished) == {"turns": 12, "errors": 2, "none": 0}
     assert harness.outcome(finished) is Outcome.TRUNCATED
+    said = replace(finished, code=1, stderr=b"it failed: ended with a stop")
+    assert harness.outcome(said) is Outcome.COMPLETED
 
 
 READ = call("read", path="a.conf")
