@@ -21,6 +21,7 @@ def test_every_harness_model_and_runtime_has_a_line(report: str) -> None:
         for option in groups(conf_folder())[group]:
             assert f" {group}={option} " in report
     assert " runtime=bubblewrap " in report
+    assert " runtime=podman " in report
     assert " logger=wandb " in report
 
 

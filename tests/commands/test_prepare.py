@@ -11,6 +11,11 @@ def test_what_is_ready_is_left_as_it_is(capsys: pytest.CaptureFixture[str]) -> N
     assert printed.err == ""
 
 
+def test_a_runtime_is_prepared_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["runtime=podman"]) == 0
+    assert "runtime: ready" in capsys.readouterr().out.splitlines()
+
+
 def test_flags_and_wrong_overrides_are_refused() -> None:
     with pytest.raises(ConfigError, match="prepare takes overrides"):
         run(["-m", "harness=builtin,pi"])
