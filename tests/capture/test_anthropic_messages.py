@@ -294,7 +294,8 @@ async def test_what_cannot_be_said_to_the_model_is_refused_clearly(
 
 async def test_the_experiment_decides_sampling_and_notes_what_the_harness_wanted(bench: Bench) -> None:
     rollout_id, client = await bench.open()
-    await ask(client, [TASK], temperature=0.2, top_k=5, stop_sequences=["x"], tool_choice={"type": "auto"})
+    shaped = {"temperature": 0.2, "top_k": 5, "stop_sequences": ["x"]}
+    await ask(client, [TASK], tool_choice={"type": "auto"}, extra_body=shaped)
     await ask(client, [TASK, TASK], tool_choice={"type": "any"})
     first, second = await bench.close(rollout_id)
     assert {edit.rule for edit in first.edits} == {
