@@ -8,7 +8,7 @@ from played import RENDERING, STOP, TOKENIZER, WRITE, asked
 
 from clawexp.engine.scripted import Scripted, ScriptedClient
 from clawexp.engine.tools import ToolCall
-from clawexp.errors import ConfigError, EngineError
+from clawexp.errors import EngineError
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.records import Sandbox, Task, Verdict
 from clawexp.spec import Model, TaskAware
@@ -86,10 +86,16 @@ async def test_what_cannot_be_played_is_an_engine_error_that_says_why(client: Sc
         await client.generate(asked("Run it."), temperature=1.0, max_tokens=99, stop_ids=[STOP], key="a")
 
 
-async def test_prompts_of_another_form_are_refused_before_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="rendering=qwen3"):
-        async with engine().serve(model("template"), 0, tmp_path):
-            pass
+def test_a_model_whose_prompts_have_another_form_is_refused() -> None:
+    reason = engine().refuses(model("template"))
+    assert reason is not None
+    assert "rendering=qwen3" in reason
+    assert engine().refuses(model()) is None
+
+
+def test_tasks_need_known_solutions_unless_the_calls_are_given() -> None:
+    assert engine().plays_solutions
+    assert not engine(WRITE).plays_solutions
 
 
 def test_a_whole_run_solves_every_task(whole_run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path):
