@@ -68,9 +68,9 @@ def _podman() -> Finding:
 def _harnesses() -> Iterator[Finding]:
     for name in groups(conf_folder())["harness"]:
         config = composed([f"harness={name}"]).harness
-        for key in config:
-            line = instantiate(config[key], _convert_="all").prepared()
-            yield Finding("harness", str(key), line is None, f"not prepared: {line}" if line else "ready")
+        lines = [instantiate(config[key], _convert_="all").prepared() for key in config]
+        missing = "; ".join(line for line in lines if line)
+        yield Finding("harness", name, not missing, f"not prepared: {missing}" if missing else "ready")
 
 
 def _models() -> Iterator[Finding]:
