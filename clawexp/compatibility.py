@@ -8,7 +8,7 @@ two sides and names both.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from clawexp.spec import Choosy, Experiment, Listed, Particular, Solving, Unisolated
+from clawexp.spec import Choosy, Experiment, Listed, Particular, Unisolated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,6 @@ def clashes(experiment: Experiment) -> Iterator[Clash]:
     yield from _harness_and_runtime(experiment)
     yield from _harness_and_model(experiment)
     yield from _model_and_engine(experiment)
-    yield from _tasks_and_engine(experiment)
 
 
 def _tasks_and_runtime(experiment: Experiment) -> Iterator[Clash]:
@@ -63,18 +62,6 @@ def _model_and_engine(experiment: Experiment) -> Iterator[Clash]:
         reason = engine.refuses(experiment.model)
         if reason:
             yield Clash(sides=f"model={experiment.model.name} model/engine={_name(engine)}", why=reason)
-
-
-def _tasks_and_engine(experiment: Experiment) -> Iterator[Clash]:
-    engine = experiment.model.engine
-    if isinstance(engine, Solving) and engine.plays_solutions:
-        (task,) = experiment.taskset.train(0, 1, experiment.seed)
-        if not task.oracle:
-            why = (
-                f"the engine plays known solutions, and task {task.id} has none; give model.engine.calls, "
-                "or choose model=tiny"
-            )
-            yield Clash(sides=f"{_sides(experiment, 'taskset')} model/engine={_name(engine)}", why=why)
 
 
 def _sides(experiment: Experiment, *groups: str) -> str:

@@ -167,14 +167,6 @@ class Particular(Protocol):
         ...
 
 
-@runtime_checkable
-class Solving(Protocol):
-    """An engine that can play the known solutions of tasks."""
-
-    @property
-    def plays_solutions(self) -> bool: ...
-
-
 @component
 class Source:
     """Where `prepare` takes a released checkpoint from."""

@@ -36,11 +36,6 @@ class Scripted(Embedded):
     calls: tuple[tuple[str, dict[str, Any]], ...]
     """Tool calls in the words of `Task.oracle`, whatever the harness names its tools."""
 
-    @property
-    def plays_solutions(self) -> bool:
-        """Whether tasks must have known solutions."""
-        return not self.calls
-
     def refuses(self, model: Model) -> str | None:
         """A script can read prompts of one form alone."""
         if model.rendering == "qwen3":
