@@ -93,11 +93,6 @@ def test_a_model_whose_prompts_have_another_form_is_refused() -> None:
     assert engine().refuses(model()) is None
 
 
-def test_tasks_need_known_solutions_unless_the_calls_are_given() -> None:
-    assert engine().plays_solutions
-    assert not engine(WRITE).plays_solutions
-
-
 def test_a_whole_run_solves_every_task(whole_run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path):
     done = whole_run("model=scripted", "steps=1", "num_tasks=4", "group_size=2", "eval.num_tasks=2", "logger=[jsonl]")
     assert done.returncode == 0, done.stderr
