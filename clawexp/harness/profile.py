@@ -52,7 +52,7 @@ class Profile:
     exit_outcomes: dict[int, Outcome]
     """What exit statuses mean, other than 0 for done."""
     stderr_outcomes: dict[str, Outcome]
-    """Regular expression on stderr -> what it means, whatever the exit status; the first that is found counts."""
+    """Regular expression on stderr -> what an exit status other than 0 means there; the first that is found counts."""
     count_patterns: dict[str, str]
     """Count -> regular expression on stdout: its group as a number, or without one how often it is found."""
 
@@ -132,7 +132,7 @@ class Profile:
     def outcome(self, finished: Finished) -> Outcome | None:
         said = finished.stderr.decode(errors="replace")
         for pattern, outcome in self.stderr_outcomes.items():
-            if re.search(pattern, said):
+            if finished.code != 0 and re.search(pattern, said):
                 return outcome
         return self.exit_outcomes.get(finished.code)
 

@@ -99,6 +99,7 @@ def test_counts_are_read_from_what_it_prints():
     assert harness.outcome(finished) is Outcome.TRUNCATED
     said = replace(finished, code=1, stderr=b"it failed: ended with a stop")
     assert harness.outcome(said) is Outcome.COMPLETED
+    assert harness.outcome(replace(said, code=0)) is None
 
 
 READ = call("read", path="a.conf")
