@@ -75,7 +75,12 @@ class Place:
         with (
             (self.folder / "stderr.txt").open("w+") as said,
             subprocess.Popen(
-                [*self.command, *words], cwd=self.folder, env=self.environment, stderr=said, start_new_session=True
+                [*self.command, *words],
+                cwd=self.folder,
+                env=self.environment,
+                stderr=said,
+                start_new_session=True,
+                preexec_fn=_hears_ctrl_c,
             ) as process,
         ):
             try:
@@ -105,6 +110,11 @@ class Place:
         mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(self.scratch) in line]
         folders = [str(path) for path in self.scratch.glob("*/*")]
         return [*map(str, self.processes()), *mounts, *folders]
+
+
+def _hears_ctrl_c() -> None:
+    """Even where these tests run in the background of a shell, which makes what it starts deaf to SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @dataclass(frozen=True, kw_only=True)
