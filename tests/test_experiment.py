@@ -31,6 +31,8 @@ SMALL = (
     *("harness.builtin.timeout_s=600", "rollout.settle_s=300", "rollout.sandbox_s=300", "rollout.grade_s=300"),
     *("model.engine.start_s=300",),
 )
+VARIED = (*SMALL, "seed=6")
+"""In each of its first steps a group has rewards that differ, so there is a loss."""
 LIMIT_S = 600
 """For anything that only a hang would reach."""
 STOP_S = 15
@@ -170,7 +172,7 @@ class Finished:
 @pytest.fixture(scope="module")
 def finished(make_place: Callable[[str], Place]) -> Finished:
     place = make_place("finished")
-    done = place.clawexp("steps=3", *SMALL)
+    done = place.clawexp("steps=3", *VARIED)
     assert done.returncode == 0, done.stderr
     (run,) = place.runs
     return Finished(place=place, run=run, said=done.stdout + done.stderr)
@@ -243,7 +245,7 @@ def test_replay_of_a_journal_that_was_changed_fails_with_file_and_line(finished:
 
 
 def test_evaluation_of_a_runs_newest_checkpoint_prints_a_line_of_json(finished: Finished) -> None:
-    words = (f"resume={finished.path}", *SMALL, "eval.num_tasks=2", "eval.rollouts=1")
+    words = (f"resume={finished.path}", *VARIED, "eval.num_tasks=2", "eval.rollouts=1")
     done = finished.place.clawexp("eval", *words)
     assert done.returncode == 0, done.stderr
     values = json.loads(done.stdout)
@@ -257,11 +259,11 @@ def test_evaluation_of_a_runs_newest_checkpoint_prints_a_line_of_json(finished: 
 
 def test_a_finished_run_can_be_made_longer_but_not_another_experiment(finished: Finished, tmp_path: Path) -> None:
     copy = shutil.copytree(finished.path, tmp_path / "run")
-    refused = finished.place.clawexp(f"resume={copy}", "steps=4", *SMALL, "algo.lr=0.5")
+    refused = finished.place.clawexp(f"resume={copy}", "steps=4", *VARIED, "algo.lr=0.5")
     assert refused.returncode == 2
     assert "another experiment; these differ: algo.lr" in refused.stderr
     before = history(RunFolder(path=copy))
-    done = finished.place.clawexp(f"resume={copy}", "steps=4", *SMALL)
+    done = finished.place.clawexp(f"resume={copy}", "steps=4", *VARIED)
     assert done.returncode == 0, done.stderr
     grown = RunFolder(path=copy)
     assert history(grown)[:3] == before
@@ -272,13 +274,13 @@ def test_a_finished_run_can_be_made_longer_but_not_another_experiment(finished: 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(place: Place) -> None:
     (place.folder / "mine" / "checkpoints" / "step-00001").mkdir(parents=True)
-    done = place.clawexp("hydra.run.dir=mine", "steps=1", *SMALL)
+    done = place.clawexp("hydra.run.dir=mine", "steps=1", *VARIED)
     assert done.returncode == 2
     assert "already holds a run; go on with it by resume=" in done.stderr
 
 
 def test_a_killed_run_goes_on_where_it_stood_and_comes_to_the_same(finished: Finished, place: Place) -> None:
-    with place.started("steps=3", *SMALL) as started:
+    with place.started("steps=3", *VARIED) as started:
         started.until(gathering(place, 2))
         started.process.kill()
         assert started.ended() == -signal.SIGKILL
@@ -287,7 +289,7 @@ def test_a_killed_run_goes_on_where_it_stood_and_comes_to_the_same(finished: Fin
     before = history(run)
     assert before == history(finished.run)[: len(before)]
     assert len(before) == 2
-    done = place.clawexp("resume=auto", "steps=3", *SMALL)
+    done = place.clawexp("resume=auto", "steps=3", *VARIED)
     assert done.returncode == 0, done.stderr
     assert [folder.path for folder in place.runs] == [run.path]
     assert history(run) == history(finished.run)
@@ -296,7 +298,7 @@ def test_a_killed_run_goes_on_where_it_stood_and_comes_to_the_same(finished: Fin
 
 
 def test_a_stopped_run_says_how_to_go_on_and_that_works(finished: Finished, place: Place) -> None:
-    with place.started("steps=9", *SMALL) as started:
+    with place.started("steps=9", *VARIED) as started:
         started.until(gathering(place, 1))
         started.process.terminate()
         assert started.ended() == 130
@@ -312,7 +314,7 @@ def test_a_stopped_run_says_how_to_go_on_and_that_works(finished: Finished, plac
 
 @pytest.mark.parametrize("whole_group", [True, False], ids=["as a terminal does", "to the driver alone"])
 def test_ctrl_c_stops_a_run_at_once_and_leaves_nothing(whole_group: bool, place: Place) -> None:
-    with place.started("steps=99", *SMALL) as started:
+    with place.started("steps=99", *VARIED) as started:
         started.until(gathering(place, 0))
         send: Callable[[int, int], None] = os.killpg if whole_group else os.kill
         begin = time.monotonic()
@@ -328,16 +330,16 @@ def test_ctrl_c_stops_a_run_at_once_and_leaves_nothing(whole_group: bool, place:
 
 
 def test_a_run_that_goes_on_cannot_be_taken_over(place: Place) -> None:
-    with place.started("steps=99", *SMALL) as started:
+    with place.started("steps=99", *VARIED) as started:
         started.until(gathering(place, 0))
         for resume, reason in {str(place.runs[0].path): "still runs it", "auto": "no unfinished run"}.items():
-            refused = place.clawexp(f"resume={resume}", *SMALL)
+            refused = place.clawexp(f"resume={resume}", *VARIED)
             assert refused.returncode == 2
             assert reason in refused.stderr
 
 
 def test_a_sweep_makes_a_whole_run_of_every_point(place: Place) -> None:
-    done = place.clawexp("-m", "algo.lr=1e-4,3e-4", "steps=1", *SMALL)
+    done = place.clawexp("-m", "algo.lr=1e-4,3e-4", "steps=1", *VARIED)
     assert done.returncode == 0, done.stderr
     runs = place.runs
     assert [run.config["algo"]["lr"] for run in runs] == [1e-4, 3e-4]
@@ -351,7 +353,7 @@ def test_a_sweep_makes_a_whole_run_of_every_point(place: Place) -> None:
 
 
 def test_a_point_of_a_sweep_that_fails_does_not_end_the_others(place: Place) -> None:
-    done = place.clawexp("-m", "model.path=/nowhere,package:tiny", "steps=1", *SMALL)
+    done = place.clawexp("-m", "model.path=/nowhere,package:tiny", "steps=1", *VARIED)
     assert done.returncode == 1
     assert "check model.path" in done.stderr
     assert "Traceback" not in done.stderr
@@ -361,7 +363,7 @@ def test_a_point_of_a_sweep_that_fails_does_not_end_the_others(place: Place) -> 
 
 def test_two_runs_at_once_do_not_disturb_each_other(finished: Finished, place: Place) -> None:
     other = Place(folder=place.folder, scratch=place.scratch)
-    with place.started("steps=1", *SMALL) as first, other.started("steps=1", "seed=1", *SMALL) as second:
+    with place.started("steps=1", *VARIED) as first, other.started("steps=1", "seed=1", *SMALL) as second:
         assert (first.ended(), second.ended()) == (0, 0)
     runs = sorted(place.runs, key=lambda run: run.config["seed"])
     assert [run.config["seed"] for run in runs] == [0, 1]
@@ -378,7 +380,7 @@ def test_two_runs_at_once_do_not_disturb_each_other(finished: Finished, place: P
     ],
 )
 def test_a_run_whose_engine_or_capture_dies_ends_with_a_reason(program: str, reason: str, place: Place) -> None:
-    with place.started("steps=9", *SMALL, "rollout.retries=0", "capture.engine_retries=1") as started:
+    with place.started("steps=9", *VARIED, "rollout.retries=0", "capture.engine_retries=1") as started:
         started.until(gathering(place, 0))
         (pid,) = place.processes(program)
         os.kill(pid, signal.SIGKILL)
