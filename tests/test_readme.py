@@ -10,7 +10,7 @@ from clawexp.commands.arguments import table
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PLACEHOLDERS = ("NAME", "RUN", "FOLDER", "runs/...")
+PLACEHOLDERS = ("NAME", "RUN", "FOLDER", "FILE", "runs/...")
 
 
 def commands() -> list[str]:
