@@ -26,6 +26,8 @@ SOCKET = "door.sock"
 BEGIN_S = 60.0
 """How long process 1 may take to call its driver."""
 NOT_FOUND = 404
+SERVER_ERROR = 500
+REMOVE_AGAIN_S = (1.0, 3.0, 10.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +108,13 @@ async def container(
 async def _remove(service: Service, name: str, group: Group) -> None:
     def remove() -> None:
         # Not Container.remove: that waits ten seconds for a process 1 that ignores SIGTERM.
-        answer = service.client.api.delete(f"/containers/{name}", params={"force": True, "v": True, "timeout": 0})
+        params = {"force": True, "v": True, "timeout": 0}
+        answer = service.client.api.delete(f"/containers/{name}", params=params)
+        for wait_s in REMOVE_AGAIN_S:  # a busy host lets killed processes linger, and podman gives up on them
+            if answer.status_code != SERVER_ERROR:
+                break
+            time.sleep(wait_s)
+            answer = service.client.api.delete(f"/containers/{name}", params=params)
         if answer.status_code != NOT_FOUND:
             answer.raise_for_status()
 
