@@ -16,7 +16,7 @@ from clawexp.component import component
 from clawexp.errors import RuntimeFault
 from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task
 from clawexp.runtime import forwarder
-from clawexp.runtime.folder import Folder, create
+from clawexp.runtime.folder import Folder, FolderSandbox, create
 from clawexp.runtime.gate import Gate
 from clawexp.runtime.process import supervise
 from clawexp.runtime.reaper import remove
@@ -72,7 +72,7 @@ def unavailable() -> str | None:
     return None if done.returncode == 0 else done.stderr.decode(errors="replace").strip()
 
 
-class BubblewrapSandbox:
+class BubblewrapSandbox(FolderSandbox):
     """A folder, and programs that start in namespaces of their own around it."""
 
     home = HOME
@@ -109,16 +109,6 @@ class BubblewrapSandbox:
             raise RuntimeFault(f"sandbox {self.id}: bwrap could not start {command.argv[0]!r}: {said}")
         code = finished.code
         return dataclasses.replace(finished, code=128 - code) if 128 < code <= 128 + MAX_SIGNAL else finished
-
-    async def put(self, files: Mapping[str, bytes]) -> None:
-        for path, content in files.items():
-            self.folder.put(path, content)
-
-    async def get(self, path: str) -> bytes:
-        return self.folder.get(path)
-
-    async def files(self) -> dict[str, int]:
-        return self.folder.files()
 
 
 def _mounts(folder: Folder, workspace: str, needs: Needs, owner: Owner) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from clawexp.component import component
 from clawexp.errors import RuntimeFault
 from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task
 from clawexp.runtime import leash
-from clawexp.runtime.folder import Folder, create
+from clawexp.runtime.folder import Folder, FolderSandbox, create
 from clawexp.runtime.process import supervise
 from clawexp.runtime.reaper import remove
 from clawexp.spec import Placed, Positive
@@ -21,7 +21,7 @@ from clawexp.spec import Placed, Positive
 INTERPRETER = Path(sys.executable).resolve()
 
 
-class LocalSandbox:
+class LocalSandbox(FolderSandbox):
     """A folder, and programs of this machine that start in it."""
 
     python = str(INTERPRETER)
@@ -36,16 +36,6 @@ class LocalSandbox:
     async def run(self, command: Command) -> Finished:
         argv = (str(INTERPRETER), "-I", "-S", leash.__file__, str(os.getpid()), *command.argv)
         return await supervise(argv, command, cwd=command.cwd or self.workspace)
-
-    async def put(self, files: Mapping[str, bytes]) -> None:
-        for path, content in files.items():
-            self.folder.put(path, content)
-
-    async def get(self, path: str) -> bytes:
-        return self.folder.get(path)
-
-    async def files(self) -> dict[str, int]:
-        return self.folder.files()
 
 
 @component

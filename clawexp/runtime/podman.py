@@ -20,7 +20,7 @@ from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task
 from clawexp.runtime import door, forwarder, image
 from clawexp.runtime.cgroup import Limits
 from clawexp.runtime.container import Container, container
-from clawexp.runtime.folder import Folder, create
+from clawexp.runtime.folder import Folder, FolderSandbox, create
 from clawexp.runtime.ids import AGENT, ids
 from clawexp.runtime.podman_service import Service, service
 from clawexp.runtime.reaper import remove, start_time
@@ -57,7 +57,7 @@ FIXED: dict[str, Any] = {
 """What all containers have in common."""
 
 
-class PodmanSandbox:
+class PodmanSandbox(FolderSandbox):
     """A folder of the host, and a container that shows it."""
 
     home = HOME
@@ -78,16 +78,6 @@ class PodmanSandbox:
         # The forwarder tells a signal as a shell does.
         told = self._prefix and 128 < done.code <= 128 + MAX_SIGNAL
         return dataclasses.replace(done, code=128 - done.code) if told else done
-
-    async def put(self, files: Mapping[str, bytes]) -> None:
-        for path, content in files.items():
-            self.folder.put(path, content)
-
-    async def get(self, path: str) -> bytes:
-        return self.folder.get(path)
-
-    async def files(self) -> dict[str, int]:
-        return self.folder.files()
 
 
 @component

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, ValidationError
 from clawexp.component import component
 from clawexp.records import Task
 from clawexp.spec import Share
-from clawexp.taskset.listing import Entry, ListedTaskset, Problem, Split
+from clawexp.taskset.listing import Entry, ListedTaskset, Problem, Split, task_folders
 from clawexp.taskset.script_grader import ScriptGrader
 from clawexp.taskset.tree_files import Unlayable, read_tree, tree_files
 
@@ -43,8 +43,7 @@ class ClawGym(ListedTaskset):
     """Share of the tasks that is held out, of those that do not say it themselves."""
 
     def entries(self, source: Path) -> Sequence[Entry | Problem]:
-        folders = sorted(each for each in source.iterdir() if each.is_dir() and not each.name.startswith("."))
-        return [each for folder in folders for each in _read(folder)]
+        return [each for folder in task_folders(source) for each in _read(folder)]
 
 
 def _read(folder: Path) -> Iterator[Entry | Problem]:

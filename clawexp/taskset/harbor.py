@@ -24,7 +24,7 @@ from clawexp.records import Image, Task
 from clawexp.spec import Share
 from clawexp.taskset.dockerfile import Recipe, read_dockerfile
 from clawexp.taskset.harbor_grader import LOGS, TESTS, HarborGrader
-from clawexp.taskset.listing import Entry, ListedTaskset, Problem, Split
+from clawexp.taskset.listing import Entry, ListedTaskset, Problem, Split, task_folders
 from clawexp.taskset.tree_files import Unlayable, read_tree, tree_files
 
 FETCHES = re.compile(
@@ -79,8 +79,7 @@ class Harbor(ListedTaskset):
     """Share of the tasks that is held out, of those that do not say it themselves."""
 
     def entries(self, source: Path) -> Sequence[Entry | Problem]:
-        folders = sorted(each for each in source.iterdir() if each.is_dir() and not each.name.startswith("."))
-        return [each for folder in folders for each in _read(folder)]
+        return [each for folder in task_folders(source) for each in _read(folder)]
 
 
 def _read(folder: Path) -> Iterator[Entry | Problem]:

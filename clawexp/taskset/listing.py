@@ -128,6 +128,11 @@ def source_path(path: str) -> Path:
     return SAMPLES / name if kind == "package" else Path(path).expanduser().absolute()
 
 
+def task_folders(source: Path) -> list[Path]:
+    """The folders of `source`, one a task, in order of name; hidden ones are none."""
+    return sorted(each for each in source.iterdir() if each.is_dir() and not each.name.startswith("."))
+
+
 def listed(source: str, found: Sequence[Entry | Problem], eval_share: float) -> Listing:
     """Refuse everything that is wrong at once, else share out what does not say where it belongs. Raises TasksetError.
 
