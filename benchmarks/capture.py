@@ -58,7 +58,7 @@ def write_checkpoint(folder: Path) -> None:
 async def serve_stub(delay_s: float, ids: Sequence[int]) -> None:
     """The engine's contract; prints its port and serves until it is killed."""
     choice = {"token_ids": ids, "logprobs": {"content": [{"logprob": -0.5}] * len(ids)}, "finish_reason": "stop"}
-    answer = {"choices": [choice], "weight_versions": [{"version": 0, "start": 0, "end": len(ids)}]}
+    answer = {"choices": [choice | {"weight_versions": [{"version": 0, "start": 0, "end": len(ids)}]}]}
 
     async def generate(request: web.Request) -> web.Response:
         await request.json()

@@ -122,13 +122,18 @@ async def _end(process: asyncio.subprocess.Process) -> None:
             continue
 
 
-def read_settings() -> dict[str, Any]:
-    """In the child: what the parent gave it. From now on it is killed when the parent ends, however that ends."""
+def read_settings(end: signal.Signals = signal.SIGKILL) -> dict[str, Any]:
+    """In the child: what the parent gave it. From now on it gets `end` when the parent ends, however that ends."""
     given = json.load(sys.stdin)
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(end)
     if os.getppid() != given["parent"]:  # it died before the call above
         sys.exit("the process that started this one is gone")
     return given["settings"]
+
+
+def end_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
+    """Send this process `how` when the thread that started it ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, how)
 
 
 def say_ready(facts: Mapping[str, Any]) -> None:

@@ -17,6 +17,9 @@ import aiohttp
 from clawexp.errors import EngineError
 from clawexp.records import Span
 
+NO_LOGPROB = -9999.0
+"""What vLLM writes where it has no logprob, or one that is not a number."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
@@ -70,6 +73,7 @@ class EngineClient:
                     "temperature": temperature,
                     "max_tokens": max_tokens,
                     "stop_token_ids": list(stop_ids),
+                    "ignore_eos": True,  # the stop ids alone decide, whatever the checkpoint names beside them
                     "logprobs": 0,
                 },
             },
@@ -128,10 +132,12 @@ def _generation(answer: dict[str, Any]) -> Generation:
     logprobs = tuple(float(entry["logprob"]) for entry in choice["logprobs"]["content"])
     spans = tuple(
         Span(version=int(span["version"]), start=int(span["start"]), end=int(span["end"]))
-        for span in answer["weight_versions"]
+        for span in choice["weight_versions"]
     )
     if not ids or len(logprobs) != len(ids):
         raise ValueError(f"{len(ids)} ids with {len(logprobs)} logprobs")
+    if min(logprobs) <= NO_LOGPROB:
+        raise ValueError(f"an id without its logprob, number {logprobs.index(min(logprobs))}")
     edges = [0, *(span.end for span in spans)]
     covered = all(span.start == start for span, start in itertools.zip_longest(spans, edges[:-1]))
     if not covered or edges[-1] != len(ids):

@@ -18,7 +18,7 @@ from clawexp.model.decoder import read_weights
 log = logging.getLogger(__name__)
 
 BODY_BYTES = 64 << 20
-SAMPLING = {"temperature", "max_tokens", "stop_token_ids", "logprobs"}
+SAMPLING = {"temperature", "max_tokens", "stop_token_ids", "ignore_eos", "logprobs"}
 
 
 class BadRequest(Exception):
@@ -42,8 +42,9 @@ def application(scheduler: Scheduler, key: str, script: Script | None = None) ->
             "token_ids": call.ids,
             "logprobs": {"content": [{"logprob": logprob} for logprob in call.logprobs]},
             "finish_reason": call.finish_reason,
+            "weight_versions": call.spans(),
         }
-        return web.json_response({"request_id": asked["key"], "choices": [choice], "weight_versions": call.spans()})
+        return web.json_response({"request_id": asked["key"], "choices": [choice]})
 
     async def tasks(request: web.Request) -> web.Response:
         if script is None:
@@ -132,8 +133,9 @@ def _asked(body: dict[str, Any], scheduler: Scheduler) -> dict[str, Any]:
     if not isinstance(sampling, dict):
         raise BadRequest("sampling_params must be an object")
     unknown = sorted(sampling.keys() - SAMPLING)
-    if unknown or sampling.get("logprobs", 0) != 0:
-        raise BadRequest(f"sampling_params: {sorted(SAMPLING)} with logprobs 0 are served, not {unknown or 'more'}")
+    if unknown or sampling.get("logprobs", 0) != 0 or sampling.get("ignore_eos", True) is not True:
+        served = f"{sorted(SAMPLING)} with logprobs 0 and ignore_eos true"
+        raise BadRequest(f"sampling_params: {served} are served, not {unknown or 'other values'}")
     temperature, stop_ids = sampling.get("temperature"), sampling.get("stop_token_ids", [])
     if not isinstance(temperature, int | float) or not 0 < temperature < float("inf"):
         raise BadRequest(f"temperature must be above 0, not {temperature!r}")

@@ -56,7 +56,7 @@ class StubEngine:
             self.cancelled.set()
             raise
         versions = [{"version": 7, "start": 0, "end": len(choice["token_ids"])}]
-        return web.json_response({"choices": [choice], "weight_versions": versions})
+        return web.json_response({"choices": [choice | {"weight_versions": versions}]})
 
 
 @asynccontextmanager

@@ -18,9 +18,9 @@ GOOD: dict[str, Any] = {
             "token_ids": [3, 9],
             "logprobs": {"content": [{"logprob": -0.5}, {"logprob": -1}]},
             "finish_reason": "stop",
+            "weight_versions": [{"version": 1, "start": 0, "end": 1}, {"version": "2", "start": 1, "end": 2}],
         }
     ],
-    "weight_versions": [{"version": 1, "start": 0, "end": 1}, {"version": 2, "start": 1, "end": 2}],
 }
 
 
@@ -59,18 +59,26 @@ async def test_an_answer_becomes_a_frozen_record():
 @pytest.mark.parametrize(
     "change",
     [
-        {"choices": []},
-        {"choices": [GOOD["choices"][0] | {"logprobs": {"content": [{"logprob": -0.5}]}}]},
-        {"choices": [GOOD["choices"][0] | {"logprobs": None}]},
-        {"choices": [GOOD["choices"][0] | {"token_ids": [], "logprobs": {"content": []}}]},
-        {"choices": [GOOD["choices"][0] | {"finish_reason": "banana"}]},
+        {"logprobs": {"content": [{"logprob": -0.5}]}},
+        {"logprobs": {"content": [{"logprob": -0.5}, {"logprob": -9999.0}]}},
+        {"logprobs": None},
+        {"token_ids": [], "logprobs": {"content": []}},
+        {"finish_reason": "banana"},
+        {"weight_versions": None},
         {"weight_versions": []},
+        {"weight_versions": [{"version": "default", "start": 0, "end": 2}]},
         {"weight_versions": [{"version": 1, "start": 0, "end": 1}]},
         {"weight_versions": [{"version": 1, "start": 1, "end": 2}]},
     ],
 )
 async def test_an_answer_that_is_not_aligned_is_an_error_that_shows_it(change):
-    async with answering(lambda: web.json_response(GOOD | change)) as client:
+    async with answering(lambda: web.json_response({"choices": [GOOD["choices"][0] | change]})) as client:
+        with pytest.raises(EngineError, match="broke its contract"):
+            await generate(client)
+
+
+async def test_an_answer_without_a_choice_is_an_error_that_shows_it():
+    async with answering(lambda: web.json_response({"choices": []})) as client:
         with pytest.raises(EngineError, match="broke its contract"):
             await generate(client)
 

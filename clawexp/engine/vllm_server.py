@@ -1,0 +1,126 @@
+"""vLLM's server, started in its own environment, watched, and ended with whatever it started.
+
+As a program, `python -m clawexp.engine.vllm_server`, it stands between the driver and vLLM: it says when vLLM serves, and
+when either of the two ends, however that ends, it ends the other.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from clawexp.child import end_with_parent, read_settings, say_ready
+
+HOST = "127.0.0.1"
+POLL_S = 0.2
+STOP_S = 2.0
+"""Below the patience of the driver, which then kills."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the parent gives."""
+
+    python: str
+    """Interpreter of an environment with vLLM."""
+    arguments: Sequence[str]
+    """Of vLLM's server, but for host and port."""
+    environment: Mapping[str, str]
+    """Beside this process's own."""
+    key: str
+
+
+def main() -> None:
+    settings = Settings(**read_settings(signal.SIGTERM))
+    signal.signal(signal.SIGTERM, _stop)
+    port = _free_port()
+    with tempfile.TemporaryDirectory(prefix="clawexp-vllm-") as scratch, _running(settings, port, scratch) as vllm:
+        while not _serves(port, settings.key):
+            if vllm.poll() is not None:
+                break
+            time.sleep(POLL_S)
+        else:
+            say_ready({"port": port})
+        status = vllm.wait()
+    sys.exit(f"vLLM ended with status {status}")
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut short what the first has begun
+    sys.exit()
+
+
+@contextlib.contextmanager
+def _running(settings: Settings, port: int, scratch: str) -> Iterator[subprocess.Popen[bytes]]:
+    """vLLM in a session of its own, which is killed with the context."""
+    process = subprocess.Popen(
+        [
+            settings.python,
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            f"--host={HOST}",
+            f"--port={port}",
+            *settings.arguments,
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+        env={**os.environ, **settings.environment, **_own_environment(settings, scratch)},
+        start_new_session=True,
+        preexec_fn=end_with_parent,
+    )
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _own_environment(settings: Settings, scratch: str) -> dict[str, str]:
+    return {
+        "PATH": f"{Path(settings.python).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(__file__).parent / "inside_vllm"),
+        "TMPDIR": scratch,
+        "VLLM_API_KEY": settings.key,
+        "VLLM_SERVER_DEV_MODE": "1",  # pausing and loading are developer's routes to vLLM
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return probe.getsockname()[1]
+
+
+def _serves(port: int, key: str) -> bool:
+    request = urllib.request.Request(f"http://{HOST}:{port}/health", headers={"Authorization": f"Bearer {key}"})
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(request, timeout=10):
+            return True
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask all of its session to stop, then make them."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+if __name__ == "__main__":
+    main()
