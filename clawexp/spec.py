@@ -60,14 +60,14 @@ class Unisolated(Protocol):
 
 @runtime_checkable
 class Preparable(Protocol):
-    """A runtime that needs something fetched or built before it can be used."""
+    """A runtime or engine that needs something fetched or built before it can be used; every harness is one too."""
 
     def prepared(self) -> str | None:
         """None when it can be used now; otherwise the one line that prepares it."""
         ...
 
     def prepare(self) -> None:
-        """Fetch or build it, with progress on stderr. Raises RuntimeFault."""
+        """Fetch or build it unless it is there, with progress on stderr. Raises ClawexpError."""
         ...
 
 
@@ -333,3 +333,9 @@ class Experiment:
     checkpoint_every: Positive
     keep_checkpoints: Annotated[int, Field(ge=2)]
     resume: str | None
+
+    def preparable(self) -> dict[str, Preparable]:
+        """What is chosen and may have to be fetched or built first, by name. `{"harness pi": ..., "engine": ...}`"""
+        parts = {f"harness {name}": harness for name, harness in self.harness.items()}
+        parts |= {"runtime": self.runtime, "engine": self.model.engine}
+        return {name: part for name, part in parts.items() if isinstance(part, Preparable)}

@@ -29,6 +29,8 @@ SHARED_TESTS = {
     "capture/socket_server.py": "capture/test_proxy.py",
     "engine/routes.py": "engine/test_embedded.py",
     "engine/server.py": "engine/test_embedded.py",
+    # Seen through what vLLM serves.
+    "engine/inside_vllm/clawexp_inside_vllm.py": "engine/test_vllm.py",
     # Seen in the processes that they start.
     "launcher/point.py": "launcher/test_subprocess.py",
     "launcher/submission.py": "launcher/test_slurm.py",

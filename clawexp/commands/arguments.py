@@ -9,7 +9,7 @@ VERBS = {
     "train": "run the experiment (the default verb)",
     "eval": "score a model, or a run's newest checkpoint, on held-out tasks",
     "doctor": "say what this machine can run, and what to do about the rest",
-    "prepare": "fetch and pin what a harness or a model needs",
+    "prepare": "fetch and pin what a harness, an engine or a model needs",
     "replay": "rebuild a run's last batch from its journal and compare the loss",
     "jobs": "list the runs that launchers started: state, step, folder",
     "reap": "remove what killed runs left behind",

@@ -17,6 +17,7 @@ from clawexp.launcher.queue import available
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.runtime import bubblewrap, rootless
 from clawexp.runtime.cgroup import own_groups
+from clawexp.spec import Preparable
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     """Print a line for every option. The status is 0 when the default experiment can run."""
     if argv:
         raise ConfigError(f"doctor takes no arguments (it was given {' '.join(argv)})")
-    findings = [*_machine(), *_runtimes(), *_harnesses(), *_models(), *_loggers(), *_launchers()]
+    findings = [*_machine(), *_runtimes(), *_harnesses(), *_models(), *_engines(), *_loggers(), *_launchers()]
     for finding in findings:
         print(f"{'ok  ' if finding.works else 'no  '} {finding.group + '=' + finding.option:<28} {finding.note}")
     needed = {("model", "tiny"), ("machine", "memory")}
@@ -80,6 +81,13 @@ def _models() -> Iterator[Finding]:
             yield Finding("model", name, True, str(checkpoint_folder(path)))
         except ConfigError as error:
             yield Finding("model", name, False, str(error))
+
+
+def _engines() -> Iterator[Finding]:
+    for name in groups(conf_folder())["model/engine"]:
+        engine = instantiate(composed([f"model/engine={name}"]).model.engine, _convert_="all")
+        line = engine.prepared() if isinstance(engine, Preparable) else None
+        yield Finding("model/engine", name, line is None, f"not prepared: {line}" if line else "ready")
 
 
 def _loggers() -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from clawexp.attempt import harness_weights, tasks_per_step
 from clawexp.commands.compose import build
 from clawexp.records import Command, Finished, Link
-from clawexp.spec import Experiment, Preparable
+from clawexp.spec import Experiment
 
 
 @dataclass
@@ -54,10 +54,9 @@ def planned(experiment: Experiment, num_points: int = 1) -> Iterator[str]:
         group = experiment.group_size or harness.group_size
         yield f"would start, {tasks} tasks x {group} rollouts a step for {experiment.steps} steps: harness {name}"
         yield f"  {_command(experiment, name)}"
-        if (line := harness.prepared()) is not None:
-            yield f"  after preparing it: {line}"
-    if isinstance(experiment.runtime, Preparable) and (line := experiment.runtime.prepared()) is not None:
-        yield f"after preparing the runtime: {line}"
+    for name, part in experiment.preparable().items():
+        if (line := part.prepared()) is not None:
+            yield f"would first prepare {name}: {line}"
     if experiment.launcher is not None:
         yield "would be launched as"
         yield from (

@@ -22,7 +22,7 @@ from clawexp.commands.plan import print_plan
 from clawexp.errors import ClawexpError, ConfigError
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.run_folder import RunFolder, find_run
-from clawexp.spec import Experiment, Preparable
+from clawexp.spec import Experiment
 
 log = logging.getLogger(__name__)
 
@@ -92,11 +92,9 @@ def _train(config: DictConfig, folder: RunFolder) -> dict[str, float]:
     if folder.checkpoint_steps() and experiment.resume is None:
         raise ConfigError(f"{folder.path} already holds a run; go on with it by resume={folder.path}")
     checkpoint_folder(experiment.model.path)
-    for harness in experiment.harness.values():
-        if harness.prepared() is not None:
-            harness.prepare()
-    if isinstance(experiment.runtime, Preparable) and experiment.runtime.prepared() is not None:
-        experiment.runtime.prepare()
+    for part in experiment.preparable().values():
+        if part.prepared() is not None:
+            part.prepare()
     # torch is imported only now, when the experiment is known to be possible.
     from clawexp.experiment import train_until_done
 

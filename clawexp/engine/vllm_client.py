@@ -75,7 +75,7 @@ class VllmClient(EngineClient):
 
 
 def _prompt_logprobs(answer: dict[str, Any], ids: Sequence[int]) -> list[float]:
-    """vLLM lists, for each id of the prompt but the first, the logprobs of some ids at its place, its own among them."""
+    """vLLM lists for each id of the prompt but the first the logprobs of some ids there, its own among them."""
     places = answer["prompt_logprobs"]
     if len(places) != len(ids):
         raise ValueError(f"{len(places)} places")

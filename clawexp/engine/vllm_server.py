@@ -1,7 +1,7 @@
 """vLLM's server, started in its own environment, watched, and ended with whatever it started.
 
-As a program, `python -m clawexp.engine.vllm_server`, it stands between the driver and vLLM: it says when vLLM serves, and
-when either of the two ends, however that ends, it ends the other.
+As a program, `python -m clawexp.engine.vllm_server`, it stands between the driver and vLLM: it says when vLLM serves,
+ends when vLLM ends, and ends vLLM when the driver ends, however that ends.
 """
 
 import contextlib

@@ -8,13 +8,13 @@ from hydra.errors import CompactHydraException
 from hydra.utils import instantiate
 
 from clawexp.launcher.point import Point
-from clawexp.spec import Harness, Launcher
+from clawexp.spec import Harness, Launcher, Preparable
 
 
 def launch(points: Sequence[Point], folder: Path) -> list[JobReturn]:
     """Run every point through the launcher that the experiment names; `folder` is the sweep's.
 
-    Raises ConfigError or LauncherError where nothing could be started, HarnessError where a harness cannot be prepared.
+    Raises ConfigError or LauncherError where nothing could be started, ClawexpError where a part cannot be fetched.
     """
     launcher: Launcher = instantiate(points[0].config.launcher, _convert_="all")
     _prepare(points)
@@ -24,12 +24,12 @@ def launch(points: Sequence[Point], folder: Path) -> list[JobReturn]:
 
 
 def _prepare(points: Sequence[Point]) -> None:
-    """Fetch what the harnesses need here and now: where the jobs run there may be no network, and they are many."""
+    """Fetch what the points need here and now: where the jobs run there may be no network, and they are many."""
     for point in points:
         harnesses: dict[str, Harness] = instantiate(point.config.harness, _convert_="all")
-        for harness in harnesses.values():
-            if harness.prepared() is not None:
-                harness.prepare()
+        for part in (*harnesses.values(), instantiate(point.config.model.engine, _convert_="all")):
+            if isinstance(part, Preparable) and part.prepared() is not None:
+                part.prepare()
 
 
 def _returned(point: Point, error: str | None) -> JobReturn:

@@ -46,7 +46,7 @@ def test_a_harness_that_is_not_prepared_comes_with_the_line_that_prepares_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert re.search(r"#   after preparing it: .*prepare harness=pi", plan(capsys, "harness=pi"))
+    assert re.search(r"# would first prepare harness pi: .*prepare harness=pi", plan(capsys, "harness=pi"))
 
 
 def test_an_experiment_that_cannot_be_has_no_plan() -> None:

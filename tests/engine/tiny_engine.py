@@ -13,7 +13,7 @@ VOCAB = 512
 class Checkpoint:
     """A tiny random model on disk, and the reference that transformers makes of it."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, head_dim: int = 8) -> None:
         torch.manual_seed(seed)
         config = Qwen3Config(
             vocab_size=VOCAB,
@@ -21,7 +21,7 @@ class Checkpoint:
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
-            head_dim=8,
+            head_dim=head_dim,
             intermediate_size=64,
             tie_word_embeddings=True,
             initializer_range=0.3,

@@ -45,7 +45,7 @@ class CheckpointLoader:
     def load_checkpoint(self, path: str) -> None:
         """Take the weights of a checkpoint folder."""
         self.model_runner.reload_weights(weights_path=path)
-        head = getattr(self.model_runner.get_model(), "lm_head", None)
+        head: Any = getattr(self.model_runner.get_model(), "lm_head", None)
         if self.device.type == "cpu" and hasattr(head, "quant_method"):
             # On CPUs each layer holds a packed copy of its weights, and vLLM 0.32 does not renew that of a head that
             # is tied to the embedding: it would go on with the old one.
