@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import os
@@ -110,16 +111,17 @@ def _death(options: ChildOptions, what: str) -> ClawexpError:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Ask the process to stop; after a while, make it, and whatever it started."""
+    """Ask the process to stop; after a while, make it. What it leaves in its group is killed."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         if process.returncode is not None:
-            return
-        try:
+            break
+        with contextlib.suppress(ProcessLookupError, TimeoutError):
             os.killpg(process.pid, how)
             async with asyncio.timeout(STOP_S):
                 await process.wait()
-        except (ProcessLookupError, TimeoutError):
-            continue
+    if not Path(f"/proc/{process.pid}").exists():  # otherwise the number is another's by now
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def read_settings(end: signal.Signals = signal.SIGKILL) -> dict[str, Any]:

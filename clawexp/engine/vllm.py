@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -53,14 +54,21 @@ class Vllm:
 
     @asynccontextmanager
     async def serve(self, model: Model, seed: int, folder: Path) -> AsyncIterator[VllmClient]:
-        """Start vLLM; what it says goes to `folder/engine.log`. Or connect to it. Raises ConfigError, EngineError."""
-        if self.url is not None:
-            key = os.environ.get(KEY_VARIABLE, "")
-            async with VllmClient(self.url.rstrip("/"), key, self.start_s, PLAIN_LOAD) as client:
-                await client.set_version(0)
-                await client.refuse_raw_logprobs()
-                yield client
-            return
+        """Start vLLM, or connect to it. Raises ConfigError, EngineError."""
+        async with self._started(model, seed, folder) if self.url is None else self._reached(self.url) as client:
+            yield client
+
+    @asynccontextmanager
+    async def _reached(self, url: str) -> AsyncIterator[VllmClient]:
+        key = os.environ.get(KEY_VARIABLE, "")
+        async with VllmClient(url.rstrip("/"), key, self.start_s, PLAIN_LOAD) as client:
+            await client.set_version(0)
+            await client.refuse_raw_logprobs()
+            yield client
+
+    @asynccontextmanager
+    async def _started(self, model: Model, seed: int, folder: Path) -> AsyncIterator[VllmClient]:
+        """What it says goes to `folder/engine.log`."""
         options = ChildOptions(
             name="engine",
             module="clawexp.engine.vllm_server",
@@ -69,19 +77,20 @@ class Vllm:
             fault=EngineError,
             environment={},
         )
-        settings = self._settings(model, seed)
-        async with child(options, settings) as server:
-            url = f"http://127.0.0.1:{server.ready['port']}"
-            async with VllmClient(url, settings["key"], self.start_s, OWN_LOAD) as client:
-                with server.cause_of_death():
-                    await client.set_version(0)
-                    yield client
+        with tempfile.TemporaryDirectory(prefix="clawexp-vllm-", ignore_cleanup_errors=True) as scratch:
+            settings = self._settings(model, seed, scratch)
+            async with child(options, settings) as server:
+                url = f"http://127.0.0.1:{server.ready['port']}"
+                async with VllmClient(url, settings["key"], self.start_s, OWN_LOAD) as client:
+                    with server.cause_of_death():
+                        await client.set_version(0)
+                        yield client
 
     def prepared(self) -> str | None:
         """None when it can start now; otherwise the one line that prepares it."""
         if self.url is not None or self.python is not None or self._environment.ready:
             return None
-        return "python -m clawexp prepare model/engine=vllm"
+        return f"python -m clawexp prepare model/engine=vllm model.engine.device={self._device}"
 
     def prepare(self) -> None:
         """Make its environment unless there is one. Raises EngineError."""
@@ -102,7 +111,7 @@ class Vllm:
     def _environment(self) -> VllmEnvironment:
         return VllmEnvironment(name=f"vllm-{self._device}", install=self._build.install)
 
-    def _settings(self, model: Model, seed: int) -> dict[str, Any]:
+    def _settings(self, model: Model, seed: int, scratch: str) -> dict[str, Any]:
         """What `clawexp.engine.vllm_server.Settings` reads."""
         if (line := self.prepared()) is not None:
             raise ConfigError(f"vLLM is not installed; run: {line}")
@@ -117,6 +126,7 @@ class Vllm:
             # Of the engine as a whole: one for each request would end the CPU build.
             "seed": seed,
             "tokens_only": True,
+            "disable_uvicorn_access_log": True,
             # Logprobs of the distribution that is sampled from, and none of the checkpoint's own sampling defaults.
             "logprobs_mode": "processed_logprobs",
             "generation_config": "vllm",
@@ -128,6 +138,7 @@ class Vllm:
             "arguments": list(arguments(options)),
             "environment": self._build.environment,
             "key": secrets.token_urlsafe(32),
+            "scratch": scratch,
         }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from clawexp.engine.client import EngineClient
 from clawexp.errors import EngineError
+from clawexp.model.checkpoint import FILES
 
 SHARP = 0.25
 """A temperature at which processed logprobs differ clearly from raw ones."""
@@ -23,6 +24,9 @@ class VllmClient(EngineClient):
 
     async def load(self, path: Path, version: int) -> None:
         """Take the weights of a checkpoint folder. Where that fails, vLLM stays paused: its weights may be torn."""
+        missing = [name for name in FILES if not (path / name).is_file()]
+        if missing:
+            raise EngineError(f"{path} is no checkpoint: it has no {' and no '.join(missing)}")
         await self.pause()
         arguments = {self._load_argument: str(path.absolute())}
         await self._ask("POST", "/collective_rpc", {"method": self._load_method, "kwargs": arguments})

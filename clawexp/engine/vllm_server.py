@@ -6,11 +6,11 @@ ends when vLLM ends, and ends vLLM when the driver ends, however that ends.
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -38,13 +38,15 @@ class Settings:
     environment: Mapping[str, str]
     """Beside this process's own."""
     key: str
+    scratch: str
+    """Folder for its sockets: a short path. Removed in the end, whether or not the parent still can."""
 
 
 def main() -> None:
     settings = Settings(**read_settings(signal.SIGTERM))
     signal.signal(signal.SIGTERM, _stop)
     port = _free_port()
-    with tempfile.TemporaryDirectory(prefix="clawexp-vllm-") as scratch, _running(settings, port, scratch) as vllm:
+    with _running(settings, port) as vllm:
         while not _serves(port, settings.key):
             if vllm.poll() is not None:
                 break
@@ -56,13 +58,12 @@ def main() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut short what the first has begun
     sys.exit()
 
 
 @contextlib.contextmanager
-def _running(settings: Settings, port: int, scratch: str) -> Iterator[subprocess.Popen[bytes]]:
-    """vLLM in a session of its own, which is killed with the context."""
+def _running(settings: Settings, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """vLLM in this process's group, of which only this process is left after the context."""
     process = subprocess.Popen(
         [
             settings.python,
@@ -74,21 +75,21 @@ def _running(settings: Settings, port: int, scratch: str) -> Iterator[subprocess
         ],
         stdin=subprocess.DEVNULL,
         stdout=sys.stderr,
-        env={**os.environ, **settings.environment, **_own_environment(settings, scratch)},
-        start_new_session=True,
+        env={**os.environ, **settings.environment, **_own_environment(settings)},
         preexec_fn=end_with_parent,
     )
     try:
         yield process
     finally:
         _end(process)
+        shutil.rmtree(settings.scratch, ignore_errors=True)
 
 
-def _own_environment(settings: Settings, scratch: str) -> dict[str, str]:
+def _own_environment(settings: Settings) -> dict[str, str]:
     return {
         "PATH": f"{Path(settings.python).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(Path(__file__).parent / "inside_vllm"),
-        "TMPDIR": scratch,
+        "TMPDIR": settings.scratch,
         "VLLM_API_KEY": settings.key,
         "VLLM_SERVER_DEV_MODE": "1",  # pausing and loading are developer's routes to vLLM
         "VLLM_NO_USAGE_STATS": "1",
@@ -113,13 +114,25 @@ def _serves(port: int, key: str) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask all of its session to stop, then make them."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_S)
-        os.killpg(process.pid, signal.SIGKILL)
+    """Ask all others of the group to stop, then make them."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.killpg(0, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_S)
+    for pid in _others():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.wait()
+
+
+def _others() -> list[int]:
+    """What else runs in this process's group."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(int(entry.name)) == os.getpgrp():
+                found.append(int(entry.name))
+    return [pid for pid in found if pid != os.getpid()]
 
 
 if __name__ == "__main__":

@@ -166,13 +166,12 @@ async def test_a_load_in_mid_call_shows_in_its_spans(served: VllmClient, checkpo
     assert far(checkpoints[1], later, await generate(served, later, "later")) <= TOLERANCE
 
 
-async def test_weights_that_cannot_be_read_are_an_error_and_the_next_ones_are_served(
+async def test_a_folder_that_is_no_checkpoint_changes_nothing(
     served: VllmClient, checkpoints: list[Checkpoint], tmp_path: Path
 ) -> None:
-    with pytest.raises(EngineError, match="/collective_rpc"):
+    with pytest.raises(EngineError, match="no checkpoint"):
         await served.load(tmp_path, 2)
     assert await served.health() == 1
-    await served.load(checkpoints[0].folder, 2)
     ids = prompt(8, 30)
     assert far(checkpoints[0], ids, await generate(served, ids, "after")) <= TOLERANCE
 
@@ -249,7 +248,9 @@ def test_an_environment_that_is_not_there_comes_with_the_line_that_makes_it(
     command_line: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     done = command_line("model/engine=vllm", "--dry-run", XDG_CACHE_HOME=str(tmp_path))
-    assert "# would first prepare engine: python -m clawexp prepare model/engine=vllm" in done.stdout
+    assert (
+        "# would first prepare engine: python -m clawexp prepare model/engine=vllm model.engine.device=" in done.stdout
+    )
 
 
 def test_options_are_written_as_a_command_line_has_them() -> None:
@@ -267,7 +268,7 @@ def test_a_run_loads_its_weights_after_every_step(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert all(0 <= row["reward/mean"] <= 1 for row in rows)
-    assert all(row["engine/probe_delta"] <= 1e-4 for row in rows)
+    assert all(row["engine/probe_delta"] <= 1e-3 for row in rows)
     assert all(row["learner/delta_logprob_p999"] <= 1e-3 for row in rows)
     assert working_in(tmp_path) == []
 

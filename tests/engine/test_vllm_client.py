@@ -10,8 +10,17 @@ from aiohttp import web
 
 from clawexp.engine.vllm_client import VllmClient
 from clawexp.errors import EngineError
+from clawexp.model.checkpoint import FILES
 
 LOAD = {"/pause": {}, "/collective_rpc": {}, "/reset_prefix_cache": {"success": True}, "/update_weight_version": {}}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """What looks like one."""
+    for name in FILES:
+        (tmp_path / name).touch()
+    return tmp_path
 
 
 @asynccontextmanager
@@ -40,10 +49,10 @@ async def answering(answers: Mapping[str, Any], asked: list[str] | None = None) 
         await runner.cleanup()
 
 
-async def test_weights_are_changed_while_all_is_held_and_no_old_key_is_kept(tmp_path: Path) -> None:
+async def test_weights_are_changed_while_all_is_held_and_no_old_key_is_kept(checkpoint: Path) -> None:
     asked: list[str] = []
     async with answering({**LOAD, "/resume": {}}, asked) as client:
-        await client.load(tmp_path, 3)
+        await client.load(checkpoint, 3)
     assert asked == [
         "/pause?mode=keep",
         "/collective_rpc",
@@ -60,11 +69,11 @@ async def test_weights_are_changed_while_all_is_held_and_no_old_key_is_kept(tmp_
         ({"/collective_rpc": ["?"]}, "/collective_rpc"),
     ],
 )
-async def test_after_a_load_that_failed_nothing_is_sampled(fault: dict, message: str, tmp_path: Path) -> None:
+async def test_after_a_load_that_failed_nothing_is_sampled(fault: dict, message: str, checkpoint: Path) -> None:
     asked: list[str] = []
     async with answering({**LOAD, "/resume": {}, **fault}, asked) as client:
         with pytest.raises(EngineError, match=message):
-            await client.load(tmp_path, 3)
+            await client.load(checkpoint, 3)
     assert "/resume" not in asked
 
 

@@ -1,5 +1,6 @@
 """Starting, watching and ending vLLM, over a program that stands in its place."""
 
+import asyncio
 import json
 import os
 import signal
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,15 @@ def options(folder: Path, start_s: float = 60.0) -> ChildOptions:
 
 
 def settings(interpreter: Path, *arguments: str) -> Mapping[str, Any]:
-    facts = str(interpreter.with_name("facts"))
-    return {"python": str(interpreter), "arguments": arguments, "environment": {"FACTS": facts}, "key": "a secret"}
+    scratch = interpreter.with_name("scratch")
+    scratch.mkdir()
+    return {
+        "python": str(interpreter),
+        "arguments": arguments,
+        "environment": {"FACTS": str(interpreter.with_name("facts"))},
+        "key": "a secret",
+        "scratch": str(scratch),
+    }
 
 
 def started(interpreter: Path) -> tuple[list[int], Path]:
@@ -80,6 +88,13 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
 
 
 async def test_it_is_ready_once_it_serves_and_all_of_it_ends_with_the_context(
@@ -124,6 +139,15 @@ async def test_one_that_dies_later_leaves_nothing_and_is_the_cause_of_what_then_
     assert not scratch.exists()
 
 
+async def test_all_of_it_ends_with_the_context_though_the_one_that_watches_was_killed(
+    tmp_path: Path, interpreter: Path
+) -> None:
+    async with child(options(tmp_path), settings(interpreter)) as server:
+        pids, _ = started(interpreter)
+        server.process.kill()
+    await asyncio.to_thread(wait_for, lambda: not any(map(alive, pids)))
+
+
 def test_all_of_it_ends_with_a_driver_that_is_killed(tmp_path: Path, interpreter: Path) -> None:
     program = textwrap.dedent(
         """
@@ -150,8 +174,4 @@ def test_all_of_it_ends_with_a_driver_that_is_killed(tmp_path: Path, interpreter
         assert driver.stdout.readline() == "ready\n"
         driver.kill()
     pids, scratch = started(interpreter)
-    limit = time.monotonic() + 30
-    while (any(map(alive, pids)) or scratch.exists()) and time.monotonic() < limit:
-        time.sleep(0.02)
-    assert not any(map(alive, pids))
-    assert not scratch.exists()
+    wait_for(lambda: not any(map(alive, pids)) and not scratch.exists())
