@@ -17,6 +17,9 @@ import aiohttp
 from clawexp.errors import EngineError
 from clawexp.records import Span
 
+IDLE_S = 2.0
+"""An idle connection is given up after this, before any server does (vLLM: 5 s): a request on one that the server is
+just closing would be lost."""
 NO_LOGPROB = -9999.0
 """What vLLM writes where it has no logprob, or one that is not a number."""
 
@@ -46,7 +49,7 @@ class EngineClient:
         self._session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {self.key}"},
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
             trust_env=False,
         )
         return self
