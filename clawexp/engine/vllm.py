@@ -33,7 +33,7 @@ class Build:
     """Arguments of `pip install` that make its environment; file names are those of `clawexp/engine/locks`."""
     options: dict[str, Any]
     """Of vLLM's server, in its own words with `_` for `-`; true is `--NAME`, false `--no-NAME`, null leaves it out."""
-    environment: dict[str, str]
+    environment: dict[str, str | int]
     """Variables for its processes."""
 
 
@@ -78,7 +78,7 @@ class Vllm:
             environment={},
         )
         with tempfile.TemporaryDirectory(prefix="clawexp-vllm-", ignore_cleanup_errors=True) as scratch:
-            settings = self._settings(model, seed, scratch)
+            settings = {**self._settings(model, seed), "log": str(options.log), "scratch": scratch}
             async with child(options, settings) as server:
                 url = f"http://127.0.0.1:{server.ready['port']}"
                 async with VllmClient(url, settings["key"], self.start_s, OWN_LOAD) as client:
@@ -111,7 +111,7 @@ class Vllm:
     def _environment(self) -> VllmEnvironment:
         return VllmEnvironment(name=f"vllm-{self._device}", install=self._build.install)
 
-    def _settings(self, model: Model, seed: int, scratch: str) -> dict[str, Any]:
+    def _settings(self, model: Model, seed: int) -> dict[str, Any]:
         """What `clawexp.engine.vllm_server.Settings` reads."""
         if (line := self.prepared()) is not None:
             raise ConfigError(f"vLLM is not installed; run: {line}")
@@ -136,9 +136,8 @@ class Vllm:
         return {
             "python": str(python),
             "arguments": list(arguments(options)),
-            "environment": self._build.environment,
+            "environment": {name: str(value) for name, value in self._build.environment.items()},
             "key": secrets.token_urlsafe(32),
-            "scratch": scratch,
         }
 
 

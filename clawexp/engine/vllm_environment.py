@@ -35,9 +35,9 @@ class VllmEnvironment:
     def root(self) -> Path:
         """Its folder; other pins have another."""
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        pins = [*platform.python_version_tuple()[:2], *self.install]
-        pins += [file.read_text() for word in self.install if (file := LOCKS / word).is_file()]
-        digest = hashlib.sha256("\0".join(pins).encode()).hexdigest()[:12]
+        pins = [word.encode() for word in (*platform.python_version_tuple()[:2], *self.install)]
+        pins += [file.read_bytes() for word in self.install if (file := LOCKS / word).is_file()]
+        digest = hashlib.sha256(b"\0".join(pins)).hexdigest()[:12]
         return cache / "clawexp" / "engine" / f"{self.name}-{digest}"
 
     @property

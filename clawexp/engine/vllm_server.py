@@ -6,6 +6,7 @@ ends when vLLM ends, and ends vLLM when the driver ends, however that ends.
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,6 +24,8 @@ from clawexp.child import end_with_parent, read_settings, say_ready
 
 HOST = "127.0.0.1"
 POLL_S = 0.2
+ERROR = re.compile(r" ERROR \S+ \S+ \[\S+\] +([\w.]+(?:Error|Exception): .*)")
+"""The end of a traceback in vLLM's log."""
 STOP_S = 2.0
 """Below the patience of the driver, which then kills."""
 
@@ -38,6 +41,8 @@ class Settings:
     environment: Mapping[str, str]
     """Beside this process's own."""
     key: str
+    log: str
+    """Where this process's stderr goes."""
     scratch: str
     """Folder for its sockets: a short path. Removed in the end, whether or not the parent still can."""
 
@@ -45,6 +50,7 @@ class Settings:
 def main() -> None:
     settings = Settings(**read_settings(signal.SIGTERM))
     signal.signal(signal.SIGTERM, _stop)
+    before = Path(settings.log).stat().st_size
     port = _free_port()
     with _running(settings, port) as vllm:
         while not _serves(port, settings.key):
@@ -54,11 +60,17 @@ def main() -> None:
         else:
             say_ready({"port": port})
         status = vllm.wait()
-    sys.exit(f"vLLM ended with status {status}")
+    sys.exit(f"vLLM ended with status {status}{_first_error(Path(settings.log), before)}")
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
     sys.exit()
+
+
+def _first_error(log: Path, before: int) -> str:
+    """What went wrong first: several processes tell of it in turn, and the last knows the least."""
+    found = ERROR.search(log.read_bytes()[before:].decode(errors="replace"))
+    return f"; its first error: {found[1]}" if found else ""
 
 
 @contextlib.contextmanager

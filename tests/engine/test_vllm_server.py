@@ -30,6 +30,10 @@ class Health(BaseHTTPRequestHandler):
 
 print("words", *sys.argv[1:], flush=True)
 if "--dies" in sys.argv:
+    for process in ("Worker", "EngineCore"):
+        print(f"({process} pid=7) ERROR 11-29 23:29:18 [executor.py:63]     raise ValueError(", flush=True)
+        print(f"({process} pid=7) ERROR 11-29 23:29:18 [executor.py:63] ValueError: {process} is short", flush=True)
+    print("more words " * 1000, flush=True)
     sys.exit("it cannot")
 if "--slow" not in sys.argv:
     worker = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
@@ -73,6 +77,7 @@ def settings(interpreter: Path, *arguments: str) -> Mapping[str, Any]:
         "arguments": arguments,
         "environment": {"FACTS": str(interpreter.with_name("facts"))},
         "key": "a secret",
+        "log": str(interpreter.parents[1] / "engine.log"),
         "scratch": str(scratch),
     }
 
@@ -114,7 +119,10 @@ async def test_it_is_ready_once_it_serves_and_all_of_it_ends_with_the_context(
 
 
 async def test_one_that_dies_at_its_start_is_reported_with_its_last_words(tmp_path: Path, interpreter: Path) -> None:
-    with pytest.raises(EngineError, match=r"the engine died at its start; (?s:.*)it cannot\nvLLM ended with status 1"):
+    with pytest.raises(
+        EngineError,
+        match=r"the engine died at its start; (?s:.*)it cannot\nvLLM ended with status 1; .* ValueError: Worker is",
+    ):
         async with child(options(tmp_path), settings(interpreter, "--dies")):
             pass
 
@@ -168,7 +176,7 @@ def test_all_of_it_ends_with_a_driver_that_is_killed(tmp_path: Path, interpreter
         asyncio.run(main())
         """
     )
-    words = [sys.executable, "-c", program, str(tmp_path / "log"), json.dumps(settings(interpreter))]
+    words = [sys.executable, "-c", program, str(tmp_path / "engine.log"), json.dumps(settings(interpreter))]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "ready\n"
