@@ -77,8 +77,9 @@ def merge(trees: Sequence[Tree]) -> Tree:
             parent = nodes[segment.parent] if segment.parent >= 0 else top
             nodes.append(_graft(parent, replace(segment, owners=owners)))
         rollouts += tree.rollouts
+    calls = tuple(own for tree in trees for own in tree.calls)
     splits = tuple(split for tree in trees for split in tree.splits)
-    return Tree(rollouts=tuple(rollouts), segments=top.flatten(), splits=splits)
+    return Tree(rollouts=tuple(rollouts), calls=calls, segments=top.flatten(), splits=splits)
 
 
 def _graft(node: Node, segment: Segment) -> Node:

@@ -4,7 +4,7 @@ import os
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -13,11 +13,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from clawexp.batch import split, trained, tree_token_ratio, validate
+from clawexp.batch import credited, split, trained, tree_token_ratio, validate
+from clawexp.critic import Critic, Decisions
 from clawexp.errors import ConfigError, LearnerError
 from clawexp.model.decoder import Policy, read_weights
 from clawexp.model.tree_pass import TokenLoss, TreeTokens, tree_backward, tree_logprobs
-from clawexp.spec import LearnerOptions
+from clawexp.spec import CriticOptions, LearnerOptions
 
 STATE = "learner.pt"
 # What an engine needs beside weights and config.json: the tokenizer, its template, generation settings.
@@ -39,6 +40,8 @@ class Objective(Protocol):
     def grad_clip(self) -> float: ...
     @property
     def recompute_old(self) -> bool: ...
+    @property
+    def critic(self) -> CriticOptions | None: ...
 
     def loss(
         self,
@@ -62,19 +65,22 @@ class Learner:
         self.optimiser = torch.optim.AdamW(
             self.policy.parameters(), lr=algo.lr, betas=algo.betas, weight_decay=algo.weight_decay
         )
+        self.critic = Critic(algo.critic, self.policy.shape.hidden) if algo.critic else None
         self.step = self.version = 0
 
     def update(self, batch: TensorDict) -> dict[str, float]:
-        """One optimiser step on a batch of `clawexp.batch`; metrics named `learner/...`.
+        """One optimiser step on a batch of `clawexp.batch`; metrics named `learner/...` and `critic/...`.
 
         Where the batch has no `old_logprob` and `recompute_old` is off, the policy before the update is the
         old one: the ratio is 1, its gradient is right, and no second pass is made. For several updates on one
         batch, give it `with_old_logprob` first. A batch without loss changes nothing: `learner/skipped` is 1.
-        Raises LearnerError for a broken batch or a gradient that is not finite; the weights are unchanged.
+        While a critic warms up, it alone learns. Raises LearnerError for a broken batch or a gradient that is not
+        finite; the weights are unchanged.
         """
         started = time.perf_counter()
         validate(batch)
         self.step += 1
+        batch, seen = self._credited(batch)
         loss_at = trained(batch)
         metrics = {
             "learner/skipped": float(not loss_at.any()),
@@ -85,30 +91,46 @@ class Learner:
         if loss_at.any():
             if self.algo.recompute_old and "old_logprob" not in batch:
                 batch = self.with_old_logprob(batch)
-            metrics |= self._forward_backward(batch)
-            metrics |= self._optimise()
+            metrics |= self._warm(batch) if self.critic and self.critic.warming else self._step(batch)
+        if self.critic and seen:
+            metrics |= self.critic.update(seen)
         metrics["learner/version"] = float(self.version)
         metrics["learner/tokens_per_s"] = len(loss_at) / (time.perf_counter() - started)
         return metrics
 
     def with_old_logprob(self, batch: TensorDict) -> TensorDict:
         """The same batch with `old_logprob` of the policy as it is now."""
-        old = torch.zeros(len(batch["input_ids"]))
-        old[trained(batch)] = self._logprobs(batch).to(old.dtype)
-        return TensorDict({**dict(batch.items()), "old_logprob": old}, batch_size=[])
+        return _with_old_logprob(batch, self._logprobs(batch, _decides))
 
     def evaluate_loss(self, batch: TensorDict) -> float:
         """The loss that `update` would report, without changing anything."""
         validate(batch)
-        loss, _ = self._loss(batch, self._logprobs(batch), trained(batch))
+        batch, _ = self._credited(batch)
+        loss, _ = self._loss(batch, self._logprobs(batch, trained), trained(batch))
         return loss.item()
 
-    def _logprobs(self, batch: TensorDict) -> Tensor:
-        """Of the tokens that carry loss, in order."""
-        logprobs = [self.policy.embedding.new_empty(0)]
+    def _credited(self, batch: TensorDict) -> tuple[TensorDict, Decisions | None]:
+        """The batch with P and N; and with `old_logprob` where a critic is asked, whose view comes with it."""
+        if self.critic is None:
+            return credited(batch, batch["returns"][batch["owners"]]), None
+        hidden = self.policy.embedding.new_empty(int(batch["decision"].sum()), self.policy.shape.hidden)
+        logprob = self._logprobs(batch, _decides, hidden)
+        if "old_logprob" not in batch:
+            batch = _with_old_logprob(batch, logprob)
+        seen = self.critic.judge(batch, hidden)
+        return credited(batch, self.critic.advantages(batch, seen)), seen if len(hidden) else None
+
+    def _logprobs(
+        self, batch: TensorDict, where: Callable[[TensorDict], Tensor], hidden_out: Tensor | None = None
+    ) -> Tensor:
+        """Of the tokens of a mask, in order. Notes the hidden states that they were read from in `hidden_out`."""
+        logprobs, done = [self.policy.embedding.new_empty(0)], 0
+        mode, temperature = self.options.tree_pass, self.temperature
         for part in split(batch, self.options.token_budget):
-            tokens, targets = _tokens(part), trained(part).nonzero().flatten()
-            logprobs.append(tree_logprobs(self.policy, tokens, targets, self.temperature, self.options.tree_pass))
+            tokens, targets = _tokens(part), where(part).nonzero().flatten()
+            hidden = None if hidden_out is None else hidden_out[done : done + len(targets)]
+            logprobs.append(tree_logprobs(self.policy, tokens, targets, temperature, mode, hidden_out=hidden))
+            done += len(targets)
         return torch.cat(logprobs)
 
     def _loss(self, batch: TensorDict, logprob: Tensor, where: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -116,6 +138,16 @@ class Learner:
         old = batch["old_logprob"][where] if "old_logprob" in batch else logprob.detach()
         columns = (batch[key][where] for key in ("behaviour_logprob", "positive", "negative"))
         return self.algo.loss(logprob, old, *columns)
+
+    def _warm(self, batch: TensorDict) -> dict[str, float]:
+        """What an update of the policy would report of a batch with `old_logprob`, without one."""
+        where = trained(batch)
+        logprob = batch["old_logprob"][where]
+        loss, _ = self._loss(batch, logprob, where)
+        return {"learner/loss": loss.item(), **mismatch(batch["behaviour_logprob"][where], logprob)}
+
+    def _step(self, batch: TensorDict) -> dict[str, float]:
+        return self._forward_backward(batch) | self._optimise()
 
     def _forward_backward(self, batch: TensorDict) -> dict[str, float]:
         """Add up the gradient over micro-batches."""
@@ -180,6 +212,7 @@ class Learner:
             "step": self.step,
             "version": self.version,
             "rng": torch.get_rng_state(),
+            "critic": self.critic.state() if self.critic else None,
         }
         with _whole(folder) as partial:
             self._write_policy(partial)
@@ -191,7 +224,9 @@ class Learner:
             state = torch.load(folder / STATE, weights_only=True)
             self.policy.take(read_weights(folder))
             self.optimiser.load_state_dict(state["optimiser"])
-        except (OSError, RuntimeError, ValueError, KeyError, ConfigError) as error:
+            if self.critic:
+                self.critic.take(state["critic"])
+        except (OSError, RuntimeError, TypeError, ValueError, KeyError, ConfigError) as error:
             raise LearnerError(f"checkpoint {folder} does not fit this learner: {error}") from error
         self.step, self.version = state["step"], state["version"]
         torch.set_rng_state(state["rng"])
@@ -226,6 +261,17 @@ def mismatch(behaviour: Tensor, logprob: Tensor) -> dict[str, float]:
     if count > 1 and bool((chances.std(1) > 0).all()):
         metrics["learner/pearson"] = chances.corrcoef()[0, 1].item()
     return metrics
+
+
+def _decides(batch: TensorDict) -> Tensor:
+    return batch["decision"]
+
+
+def _with_old_logprob(batch: TensorDict, logprob: Tensor) -> TensorDict:
+    """`logprob` is of the decisions, in order."""
+    old = torch.zeros(len(batch["input_ids"]))
+    old[batch["decision"]] = logprob.to(old.dtype)
+    return TensorDict({**dict(batch.items()), "old_logprob": old}, batch_size=[])
 
 
 def _tokens(part: TensorDict) -> TreeTokens:

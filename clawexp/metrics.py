@@ -9,11 +9,11 @@ from clawexp.outcome import Outcome
 from clawexp.records import Call, Rollout
 
 
-def measure(rollouts: Sequence[Rollout], advantages: Mapping[str, float]) -> dict[str, float]:
-    """What a step's rollouts say of themselves. `advantages` are those of the rollouts that are trained on."""
+def measure(rollouts: Sequence[Rollout], returns: Mapping[str, float]) -> dict[str, float]:
+    """What a step's rollouts say of themselves. `returns` are those of the rollouts that are trained on."""
     values = {**_rewards(rollouts), **_outcomes(rollouts), **_calls(rollouts), **_stages(rollouts)}
-    values["rollout/valid"] = len(advantages)
-    values["rollout/groups_with_variance"] = _varied(rollouts, advantages)
+    values["rollout/valid"] = len(returns)
+    values["rollout/groups_with_variance"] = _varied(rollouts, returns)
     harnesses = sorted({rollout.harness for rollout in rollouts})
     if len(harnesses) > 1:
         for harness in harnesses:
@@ -92,5 +92,10 @@ def _stages(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {f"rollout/{stage}_s": fmean(r.times[stage] for r in rollouts if stage in r.times) for stage in stages}
 
 
-def _varied(rollouts: Sequence[Rollout], advantages: Mapping[str, float]) -> float:
-    return float(len({r.group for r in rollouts if advantages.get(r.id, 0.0) != 0.0}))
+def _varied(rollouts: Sequence[Rollout], returns: Mapping[str, float]) -> float:
+    """Groups whose rewards differ, among the rollouts that are trained on."""
+    rewards: dict[tuple[str, str], set[float | None]] = defaultdict(set)
+    for rollout in rollouts:
+        if rollout.id in returns:
+            rewards[rollout.group].add(rollout.reward)
+    return float(sum(len(found) > 1 for found in rewards.values()))

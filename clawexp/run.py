@@ -14,7 +14,6 @@ from tensordict import TensorDict
 
 from clawexp.admission import MemoryGate
 from clawexp.attempt import evaluation_attempts, training_attempts
-from clawexp.batch import pack
 from clawexp.capture.boundary import boundary
 from clawexp.environment import describe_environment
 from clawexp.errors import EngineError
@@ -24,6 +23,7 @@ from clawexp.logger.sink import Sink
 from clawexp.metrics import measure, measure_evaluation
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.outcome import TRAINED
+from clawexp.pack import pack
 from clawexp.records import Rollout
 from clawexp.rollout import Site, gather
 from clawexp.run_folder import RunFolder
@@ -59,7 +59,7 @@ class Run:
         self._engine = engine
         self._site = site
         self._sinks = sinks
-        self._advantages: dict[str, float] = {}
+        self._returns: dict[str, float] = {}
         self._times: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._clock = time.monotonic()
@@ -73,9 +73,9 @@ class Run:
         return rollouts
 
     def pack(self, trees: Sequence[Tree], rollouts: Sequence[Rollout]) -> TensorDict:
-        """One batch: advantages over the rollouts of each group, one tree for each group."""
-        self._advantages = advantages(self.experiment, rollouts)
-        return packed(self.experiment, trees, rollouts, self._advantages)
+        """One batch: what each rollout is worth beside its group, one tree for each group."""
+        self._returns = returns_of(self.experiment, rollouts)
+        return packed(self.experiment, trees, rollouts, self._returns)
 
     async def load(self, version: int) -> None:
         """Push the learner's weights, and make sure that the engine now speaks with them. Raises EngineError."""
@@ -103,10 +103,10 @@ class Run:
 
         A process killed between any two of these does the step again, and what it wrote of it is dropped.
         """
-        values = {**measure(rollouts, self._advantages), **metrics, **self._times}
+        values = {**measure(rollouts, self._returns), **metrics, **self._times}
         values["time/step_s"] = time.monotonic() - self._clock
         values["rollout/per_s"] = len(rollouts) / values["time/gather_s"]
-        given = [self._advantages.get(rollout.id, 0.0) for rollout in rollouts]
+        given = [self._returns.get(rollout.id, 0.0) for rollout in rollouts]
         self.folder.record(step, rollouts, given, {"loss": metrics.get("learner/loss")})
         for sink in self._sinks:
             sink.log(step, values)
@@ -144,8 +144,8 @@ class Run:
         return self._last
 
 
-def advantages(experiment: Experiment, rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Of every rollout that is trained on, by id. Groups below `rollout.min_group` are left out."""
+def returns_of(experiment: Experiment, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What every rollout that is trained on is worth, by id. Groups below `algo.min_group` are left out."""
     usable = [
         rollout.reward is not None and bool(rollout.calls) and experiment.outcome[rollout.outcome] in TRAINED
         for rollout in rollouts
@@ -153,10 +153,10 @@ def advantages(experiment: Experiment, rollouts: Sequence[Rollout]) -> dict[str,
     sizes: dict[tuple[str, str], int] = {}
     for rollout, is_usable in zip(rollouts, usable, strict=True):
         sizes[rollout.group] = sizes.get(rollout.group, 0) + is_usable
-    valid = [ok and sizes[r.group] >= experiment.rollout.min_group for r, ok in zip(rollouts, usable, strict=True)]
+    valid = [ok and sizes[r.group] >= experiment.algo.min_group for r, ok in zip(rollouts, usable, strict=True)]
     rewards = [rollout.reward or 0.0 for rollout in rollouts]
-    found = experiment.algo.advantages(rewards, [rollout.group for rollout in rollouts], valid)
-    return {r.id: a for r, a, ok in zip(rollouts, found, valid, strict=True) if ok}
+    found = experiment.algo.returns(rewards, [rollout.group for rollout in rollouts], valid)
+    return {r.id: worth for r, worth, ok in zip(rollouts, found, valid, strict=True) if ok}
 
 
 def packed(

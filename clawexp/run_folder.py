@@ -117,12 +117,12 @@ class RunFolder:
             fresh.replace(log)
 
     def record(
-        self, step: int, rollouts: Sequence[Rollout], advantages: Sequence[float], numbers: Mapping[str, Any]
+        self, step: int, rollouts: Sequence[Rollout], returns: Sequence[float], numbers: Mapping[str, Any]
     ) -> None:
         """Journal what step `step` consumed, durably, as rollouts and then one line for the step."""
         with AppendLog(self.path / "rollouts.log", fsync=False) as log:
-            for rollout, advantage in zip(rollouts, advantages, strict=True):
-                log.append({"kind": "rollout", "step": step, "advantage": advantage, **_written(rollout)})
+            for rollout, worth in zip(rollouts, returns, strict=True):
+                log.append({"kind": "rollout", "step": step, "return": worth, **_written(rollout)})
         with AppendLog(self.path / "rollouts.log", fsync=True) as log:
             log.append({"kind": "step", "step": step, "version": step, **numbers})
 

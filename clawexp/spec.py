@@ -199,9 +199,26 @@ class Model:
     engine: Engine
 
 
+class CriticOptions(Protocol):
+    """What an algorithm asks of a critic. Tensors are Any, since this module has no torch."""
+
+    @property
+    def lr(self) -> float: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def epochs(self) -> int: ...
+    @property
+    def warmup_batches(self) -> int: ...
+
+    def advantages(self, returns: Any, value: Any, successor: Any, within: Any) -> Any: ...
+
+    def loss(self, value: Any, old_value: Any, target: Any, weight: Any) -> Any: ...
+
+
 @runtime_checkable
 class Algo(Protocol):
-    """How it learns: advantages over rollouts, a loss over sampled tokens, and the optimiser's numbers.
+    """How it learns: what a rollout is worth, a loss over sampled tokens, and the optimiser's numbers.
 
     What tensors it takes is said by `clawexp.learner.Objective`; here they are Any, since this module has no torch.
     """
@@ -211,13 +228,21 @@ class Algo(Protocol):
     weight_decay: float
     warmup_steps: int
     grad_clip: float
-    recompute_old: bool
     normaliser: Literal["rollout", "token", "constant"]
     constant_tokens: int
+    min_group: int
     leaf_filter: Literal["cause", "paper"]
     auxiliary: Literal["full", "drop"]
 
-    def advantages(
+    @property
+    def recompute_old(self) -> bool: ...
+
+    @property
+    def critic(self) -> CriticOptions | None:
+        """None: the advantage of a token is the return of its rollout."""
+        ...
+
+    def returns(
         self, rewards: Sequence[float], groups: Sequence[tuple[str, str]], valid: Sequence[bool]
     ) -> list[float]: ...
 
@@ -248,8 +273,6 @@ class RolloutOptions:
     """Rollouts start only while their harness's memory fits this share of what is free."""
     retries: Annotated[int, Field(ge=0)]
     """For outcomes whose credit is `retry`."""
-    min_group: Positive
-    """A group with fewer valid rollouts is left out."""
     sandbox_s: Seconds
     settle_s: Seconds
     grade_s: Seconds

@@ -42,6 +42,8 @@ class Tree:
     """Segments in depth-first order, children in order of arrival. There may be several roots."""
 
     rollouts: tuple[str, ...]
+    calls: tuple[tuple[str, ...], ...]
+    """Of each rollout, in order of arrival."""
     segments: tuple[Segment, ...]
     splits: tuple[Split, ...] = ()
 
@@ -116,7 +118,7 @@ def grow(rollout: Rollout) -> Tree:
         calls[call.call_id] = call
         if call.sampled_ids:
             node.add(_answer(call))
-    tree = Tree(rollouts=(rollout.id,), segments=top.flatten(), splits=tuple(splits))
+    tree = Tree(rollouts=(rollout.id,), calls=(tuple(calls),), segments=top.flatten(), splits=tuple(splits))
     _check_paths(tree, calls)
     return _judge(tree, calls)
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from clawexp.forest import prune
 from clawexp.model.decoder import Policy
 from clawexp.outcome import Outcome
 from clawexp.records import Call, Rollout, Span
+from clawexp.tree import Tree, grow
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -116,3 +118,20 @@ def random_rollout(
             )
         )
     return rollout(calls, rollout_id)
+
+
+def two_turns(rollout_id: str = "r0", last: int = 7) -> Rollout:
+    """Two turns, and a sub-agent whose prompt begins alike: the smallest tree with a branch."""
+    return rollout(
+        [
+            call("c0", [1, 2], [3, 9], cause="root", verdict="tool_calls"),
+            call("c1", [1, 2, 3, 9, 5, 6], [last], logprobs=(-0.25,)),
+            call("c2", [1, 8], [4], cause="subagent"),
+        ],
+        rollout_id,
+    )
+
+
+def random_trees(seed: int, count: int = 4) -> list[Tree]:
+    """Of rollouts r0, r1, ..."""
+    return [prune(grow(random_rollout(seed + n, rollout_id=f"r{n}")), auxiliary="full") for n in range(count)]

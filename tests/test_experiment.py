@@ -297,6 +297,23 @@ def test_a_killed_run_goes_on_where_it_stood_and_comes_to_the_same(finished: Fin
     assert place.left() == []
 
 
+def test_a_run_with_a_critic_goes_on_and_replays_to_the_bit(place: Place, make_place: Callable[[str], Place]) -> None:
+    straight, apart = place, make_place("apart")
+    for words in (["steps=3"], ["steps=2"], ["steps=3"]):
+        where = apart if words == ["steps=2"] or straight.runs else straight
+        resume = [f"resume={apart.runs[0].path}"] if apart.runs else []
+        done = where.clawexp(*words, *resume, "algo=ppo", *SMALL)
+        assert done.returncode == 0, done.stderr
+    (one,), (other,) = straight.runs, apart.runs
+    assert history(one) == history(other)
+    values = [[line["critic/value_mean"] for line in metrics(run)] for run in (one, other)]
+    assert values[0] == values[1]
+    assert len(set(values[0])) > 1
+    assert [line["critic/warming"] for line in metrics(one)] == [1, 0, 0]
+    replayed = apart.clawexp("replay", str(other.path))
+    assert replayed.returncode == 0, replayed.stderr
+
+
 def test_a_stopped_run_says_how_to_go_on_and_that_works(finished: Finished, place: Place) -> None:
     with place.started("steps=9", *VARIED) as started:
         started.until(gathering(place, 1))

@@ -12,12 +12,13 @@ from safetensors.torch import load_file, save_file
 from sessions import call, random_rollout, rollout, tiny_policy
 
 from clawexp.algo.grpo import Grpo
-from clawexp.batch import load, pack, save, trained
+from clawexp.batch import credited, load, save
 from clawexp.errors import LearnerError
 from clawexp.forest import merge, prune
 from clawexp.learner import Learner, mismatch
 from clawexp.model.decoder import Policy
 from clawexp.model.tree_pass import TreeTokens, tree_backward
+from clawexp.pack import pack
 from clawexp.spec import LearnerOptions
 from clawexp.tree import Tree, grow
 
@@ -60,7 +61,7 @@ def off_policy(learner: Learner, batch):
     """Old logprobs at some distance, so that ratios spread around the clip."""
     batch = learner.with_old_logprob(batch)
     noise = 0.6 * torch.sin(2.0 * batch["input_ids"] + batch["position"])
-    batch["old_logprob"] += torch.where(trained(batch), noise, 0.0)
+    batch["old_logprob"] += torch.where(batch["decision"], noise, 0.0)
     return batch
 
 
@@ -79,9 +80,9 @@ def test_the_loss_of_a_merged_tree_is_the_sum_over_rollouts_and_calls_each_alone
     trees = trees_of(seed)
     batch = off_policy(learner, pack([merge(trees)], ADVANTAGES))
     old = {}  # (ids on the path) -> old logprob: equal paths are equal states
-    for token in trained(batch).nonzero().flatten().tolist():
+    for token in batch["decision"].nonzero().flatten().tolist():
         old[path_ids(batch, token)] = batch["old_logprob"][token].double()
-    learner._forward_backward(batch)
+    learner._forward_backward(credited(batch, batch["returns"][batch["owners"]]))
     found, found_loss = gradient(learner), learner.evaluate_loss(batch)
     learner.policy.zero_grad()
     reference = sum(per_call_loss(learner, tree, old) for tree in trees)
@@ -126,9 +127,14 @@ def per_call_loss(learner: Learner, tree: Tree, old: dict) -> float:
 
 def assert_same_loss(learner: Learner, one, other) -> None:
     """Equal within 1e-6 of the loss's size without cancellation."""
-    assert trained(one).any()
-    size = max(float((one["positive"] - one["negative"]).sum()), 1e-12)
-    assert abs(learner.evaluate_loss(one) - learner.evaluate_loss(other)) <= 1e-6 * size
+    assert one["decision"].any()
+    assert abs(learner.evaluate_loss(one) - learner.evaluate_loss(other)) <= 1e-6 * size_of(one)
+
+
+def size_of(batch) -> float:
+    """Of a loss, without cancellation."""
+    batch = credited(batch, batch["returns"][batch["owners"]])
+    return max(float((batch["positive"] - batch["negative"]).sum()), 1e-12)
 
 
 @FEW
@@ -139,8 +145,7 @@ def test_packing_and_merging_do_not_change_the_loss(tmp_path, seed, budget):
     one = pack(trees, ADVANTAGES)
     assert_same_loss(learner, one, pack([merge(trees)], ADVANTAGES))
     assert_same_loss(learner, one, pack([merge(trees[:2]), merge(trees[2:])], ADVANTAGES))
-    size = float((one["positive"] - one["negative"]).sum())
-    assert other.evaluate_loss(one) == pytest.approx(learner.evaluate_loss(one), abs=1e-6 * size)
+    assert other.evaluate_loss(one) == pytest.approx(learner.evaluate_loss(one), abs=1e-6 * size_of(one))
 
 
 @FEW
@@ -202,7 +207,7 @@ def test_an_update_reports_its_metrics_and_lowers_the_loss(tmp_path):
     assert learner.evaluate_loss(batch) < before
     assert (learner.step, learner.version, metrics["learner/version"]) == (1, 1, 1)
     assert metrics["learner/unique_tokens"] == len(batch["parent"])
-    assert metrics["learner/trained_tokens"] == int(trained(batch).sum())
+    assert metrics["learner/trained_tokens"] == int(batch["decision"].sum())
     assert metrics["learner/grad_norm"] > 0
     assert metrics["learner/entropy"] > 0
     assert 0 < metrics["learner/ess"] <= 1
@@ -380,7 +385,7 @@ def test_a_bandit_learns_which_token_is_rewarded(tmp_path):
         sampled = torch.multinomial(chances, 16, replacement=True, generator=generator).tolist()
         rewards = [float(token == rewarded) for token in sampled]
         names = [f"r{number}" for number in range(16)]
-        advantages = learner.algo.advantages(rewards, [("task", "builtin")] * 16, [True] * 16)  # pyright: ignore
+        advantages = learner.algo.returns(rewards, [("task", "builtin")] * 16, [True] * 16)  # pyright: ignore
         trees = [
             grow(rollout([call("c0", prompt, [token], logprobs=(chances[token].log().item(),))], name))
             for name, token in zip(names, sampled, strict=True)

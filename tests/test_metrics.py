@@ -95,8 +95,10 @@ def test_the_lag_is_that_of_the_oldest_weights_a_call_was_sampled_from() -> None
 
 
 def test_only_groups_whose_rollouts_differ_teach_anything() -> None:
-    rollouts = [rollout("a", task="x"), rollout("b", task="x"), rollout("c", task="y"), rollout("d", task="y")]
-    values = measure(rollouts, {"a": 0.5, "b": -0.5, "c": 0.0, "d": 0.0})
+    equal = [rollout("a", 0.5, task="x"), rollout("b", 0.5, task="x")]
+    different = [rollout("c", 0.5, task="y"), rollout("d", 1.0, task="y")]
+    left_out = [rollout("e", 0.5, task="z"), rollout("f", 1.0, task="z")]
+    values = measure([*equal, *different, *left_out], dict.fromkeys("abcde", 1.0))
     assert values["rollout/groups_with_variance"] == 1.0
 
 

@@ -213,7 +213,7 @@ def call(rollout_id: str, position: int, verdict: ParseVerdict) -> Call:
 
 
 def options(**changes: Any) -> RolloutOptions:
-    plain = {"max_concurrency": 8, "memory_share": 0.5, "retries": 0, "min_group": 1, "max_capture_faults": 1.0}
+    plain = {"max_concurrency": 8, "memory_share": 0.5, "retries": 0, "max_capture_faults": 1.0}
     limits = {"sandbox_s": 60.0, "settle_s": 60.0, "grade_s": 60.0}
     return RolloutOptions(**{**plain, **limits, **changes})
 

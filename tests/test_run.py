@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 from sessions import call, rollout
 
-from clawexp.batch import trained
 from clawexp.commands.compose import build, composed
 from clawexp.outcome import Credit, Outcome
 from clawexp.records import Rollout
-from clawexp.run import advantages, packed, probe_ids
+from clawexp.run import packed, probe_ids, returns_of
 from clawexp.spec import Experiment
 from clawexp.tree import grow
 
@@ -31,14 +30,14 @@ def test_a_rollout_without_a_verdict_or_without_calls_is_no_part_of_the_baseline
     lost = ended("c", None, Outcome.GRADER_FAULT)
     mute = replace(ended("d", 1.0), calls=())
     excluded = ended("e", 1.0, Outcome.HARNESS_FAULT)
-    assert advantages(experiment, [good, lost, bad, mute, excluded]) == {"a": 1.0, "b": -1.0}
+    assert returns_of(experiment, [good, lost, bad, mute, excluded]) == {"a": 1.0, "b": -1.0}
 
 
 def test_the_table_of_outcomes_decides_who_is_trained_on(experiment: Experiment) -> None:
     rollouts = [ended("a", 1.0), ended("b", 0.0), ended("c", 0.0, Outcome.REWARD_HACK)]
-    assert set(advantages(experiment, rollouts)) == {"a", "b", "c"}
+    assert set(returns_of(experiment, rollouts)) == {"a", "b", "c"}
     without_hacks = replace_credit(experiment, Outcome.REWARD_HACK, Credit.EXCLUDE)
-    assert set(advantages(without_hacks, rollouts)) == {"a", "b"}
+    assert set(returns_of(without_hacks, rollouts)) == {"a", "b"}
 
 
 def replace_credit(experiment: Experiment, outcome: Outcome, credit: Credit) -> Experiment:
@@ -47,21 +46,21 @@ def replace_credit(experiment: Experiment, outcome: Outcome, credit: Credit) -> 
 
 def test_a_group_with_too_few_valid_rollouts_is_left_out(experiment: Experiment) -> None:
     rollouts = [ended("a", 1.0), ended("b", 0.0), ended("c", 1.0, task="u"), ended("d", None, task="u")]
-    assert set(advantages(experiment, rollouts)) == {"a", "b"}
+    assert set(returns_of(experiment, rollouts)) == {"a", "b"}
 
 
 def test_only_what_is_trained_on_is_packed_and_groups_stay_apart(experiment: Experiment) -> None:
     rollouts = [ended("a", 1.0), ended("b", 0.0), ended("c", None, Outcome.GRADER_FAULT)]
-    given = advantages(experiment, rollouts)
+    given = returns_of(experiment, rollouts)
     batch = packed(experiment, [grow(each) for each in rollouts], rollouts, given)
     assert len(batch["input_ids"]) == 4  # the two attempts share all their tokens
-    assert int(trained(batch).sum()) == 2
+    assert int(batch["decision"].sum()) == 2
 
 
 def test_a_step_without_anything_to_train_on_is_an_empty_batch(experiment: Experiment) -> None:
     rollouts = [ended("a", None, Outcome.ENGINE_FAULT)]
-    batch = packed(experiment, [grow(each) for each in rollouts], rollouts, advantages(experiment, rollouts))
-    assert not trained(batch).any()
+    batch = packed(experiment, [grow(each) for each in rollouts], rollouts, returns_of(experiment, rollouts))
+    assert not batch["decision"].any()
 
 
 def test_the_probe_stays_within_the_vocabulary_and_reaches_across_it() -> None:

@@ -189,13 +189,13 @@ def test_two_calls_of_one_name_are_refused():
 def test_segments_out_of_depth_first_order_are_refused():
     tree = grow(rollout([call("c0", [1], [2, 3]), call("c1", [1, 2, 3, 4], [5])]))
     with pytest.raises(LearnerError, match="depth-first"):
-        Tree(rollouts=("r0",), segments=(*tree.segments[:2], replace(tree.segments[2], parent=7)))
+        Tree(rollouts=("r0",), calls=tree.calls, segments=(*tree.segments[:2], replace(tree.segments[2], parent=7)))
 
 
 def test_an_answer_without_a_prompt_is_refused():
     first: Segment = grow(rollout([call("c0", [1], [2])])).segments[1]
     with pytest.raises(LearnerError, match="answer without a prompt"):
-        Tree(rollouts=("r0",), segments=(replace(first, parent=-1),))
+        Tree(rollouts=("r0",), calls=(("c0",),), segments=(replace(first, parent=-1),))
 
 
 def test_a_session_of_long_prompts_grows_in_time_linear_in_its_tokens():

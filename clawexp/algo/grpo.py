@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from clawexp.algo.clipped import clipped_loss
 from clawexp.component import component
 from clawexp.errors import LearnerError
 from clawexp.forest import Auxiliary, LeafFilter
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-MAX_LOG_RATIO = 20.0
-"""Keeps exp finite; far outside of any clip."""
 
 
 @component
@@ -42,15 +40,21 @@ class Grpo:
     clip_high: Annotated[float, Field(gt=0)]
     tis_cap: Annotated[float, Field(gt=0)]
     normaliser: Literal["rollout", "token", "constant"]
-    """See `clawexp.batch.pack`."""
+    """See `clawexp.pack.pack`."""
     constant_tokens: Annotated[int, Field(ge=1)]
+    min_group: Annotated[int, Field(ge=1)]
+    """A group with fewer valid rollouts is left out."""
     auxiliary: Auxiliary
     leaf_filter: LeafFilter
     """See `clawexp.forest.prune`."""
     recompute_old: bool
     """Score the batch in a pass of its own before the update, instead of in the update's own pass."""
 
-    def advantages(
+    @property
+    def critic(self) -> None:
+        """A token's advantage is its rollout's return."""
+
+    def returns(
         self, rewards: Sequence[float], groups: Sequence[tuple[str, str]], valid: Sequence[bool]
     ) -> list[float]:
         """One per rollout: A_i = R_i - mean_{j != i} R_j over the valid rollouts of its group.
@@ -63,14 +67,14 @@ class Grpo:
         for index, (group, is_valid) in enumerate(zip(groups, valid, strict=True)):
             if is_valid:
                 members[group].append(index)
-        advantages = [0.0] * len(rewards)
+        returns = [0.0] * len(rewards)
         for group, indices in members.items():
             found = [rewards[index] for index in indices]
             if not all(map(math.isfinite, found)):
                 raise LearnerError(f"task {group[0]} under {group[1]}: rewards {found} are not all finite.")
             for index, advantage in zip(indices, self._within(found), strict=True):
-                advantages[index] = advantage
-        return advantages
+                returns[index] = advantage
+        return returns
 
     def _within(self, rewards: Sequence[float]) -> list[float]:
         if len(rewards) < 2 or max(rewards) == min(rewards):
@@ -90,20 +94,6 @@ class Grpo:
         positive: "Tensor",
         negative: "Tensor",
     ) -> "tuple[Tensor, dict[str, Tensor]]":
-        """Summed over tokens, all [n]; P and N hold advantage and normaliser (see `clawexp.batch`):
-
-            L = - sum_t w_t [min(r_t P_t, clip(r_t) P_t) + min(r_t N_t, clip(r_t) N_t)]
-            r_t = pi / pi_old,  clip(r) = r within [1 - clip_low, 1 + clip_high]
-            w_t = min(pi_old / pi_behaviour, tis_cap), without gradient
-
-        as described in ClawGym II (arXiv:2608.16798): Tree-GRPO, token-level truncated importance sampling.
-        Also counts tokens: `clipped` lost the gradient of one sign, `truncated` had w above the cap.
-        """
-        r = (logprob - old_logprob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-        clip = r.clamp(1 - self.clip_low, 1 + self.clip_high)
-        w = (old_logprob - behaviour_logprob).detach().clamp(max=MAX_LOG_RATIO).exp()
-        truncated = w > self.tis_cap
-        w = w.clamp(max=self.tis_cap)
-        objective = (r * positive).minimum(clip * positive) + (r * negative).minimum(clip * negative)
-        clipped = (r > clip) & (positive > 0) | (r < clip) & (negative < 0)
-        return -(w * objective).sum(), {"clipped": clipped.sum(), "truncated": truncated.sum()}
+        """`clawexp.algo.clipped`, summed over tokens, all [n]; P and N hold advantage and weight (`clawexp.batch`)."""
+        logprobs, credit = (logprob, old_logprob, behaviour_logprob), (positive, negative)
+        return clipped_loss(logprobs, credit, (self.clip_low, self.clip_high), self.tis_cap)

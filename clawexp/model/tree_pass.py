@@ -49,14 +49,16 @@ def tree_logprobs(
     mode: Mode,
     *,
     entropy_out: Tensor | None = None,
+    hidden_out: Tensor | None = None,
 ) -> Tensor:
     """Logprob of each target token given its path, in the order of `targets` (indices, int64 [n]), without gradients.
 
-    Writes the entropy of each target's distribution, in nats, into `entropy_out` [n] where that is given.
+    Writes the entropy of each target's distribution, in nats, into `entropy_out` [n], and the final hidden state that
+    it was read from, that of the target's parent, into `hidden_out` [n, hidden], where they are given.
     Raises LearnerError for tokens that are no trees, and for a root as target.
     """
     with torch.no_grad():
-        return _Pass(policy, tokens, targets, temperature, None, entropy_out).run(mode)
+        return _Pass(policy, tokens, targets, temperature, None, entropy_out, hidden_out).run(mode)
 
 
 def tree_backward(
@@ -129,9 +131,10 @@ class _Pass:
         temperature: float,
         token_loss: TokenLoss | None,
         entropy_out: Tensor | None,
+        hidden_out: Tensor | None = None,
     ) -> None:
         self.policy, self.tokens, self.temperature = policy, tokens, temperature
-        self.token_loss, self.entropy_out = token_loss, entropy_out
+        self.token_loss, self.entropy_out, self.hidden_out = token_loss, entropy_out, hidden_out
         self.parent = tokens.parent.numpy()
         check_trees(tokens.position.numpy(), self.parent)
         if bool((tokens.parent[targets] < 0).any()):
@@ -216,10 +219,11 @@ class _Pass:
         row = self.tokens.parent[token] - step.start
         if path.stack:  # the first tokens of subtrees are read from the chain above
             final, row = torch.cat((path.stack[-1].leaf, final)), row.clamp(min=-1) + 1
+        hidden = final[row]
+        if self.hidden_out is not None:
+            self.hidden_out[which] = hidden
         entropy = None if self.entropy_out is None else self.logprobs.new_empty(len(which))
-        logprobs = target_logprobs(
-            final[row], self.policy.head, self.tokens.input_ids[token], self.temperature, entropy
-        )
+        logprobs = target_logprobs(hidden, self.policy.head, self.tokens.input_ids[token], self.temperature, entropy)
         self.logprobs[which] = logprobs.detach()
         if self.entropy_out is not None and entropy is not None:
             self.entropy_out[which] = entropy

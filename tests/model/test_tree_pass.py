@@ -85,6 +85,17 @@ def test_entropy_is_that_of_the_sampling_distribution(reference):
 
 
 @MODES
+def test_hidden_states_are_those_that_each_target_is_read_from(reference, mode, pack_tokens):
+    policy, tokens = Policy.load(reference()[0]), forest(seed=8)
+    targets = all_but_roots(tokens)
+    targets = targets[torch.randperm(len(targets), generator=torch.Generator().manual_seed(0))]
+    hidden = torch.empty(len(targets), policy.shape.hidden)
+    logprobs = tree_logprobs(policy, tokens, targets, TEMPERATURE, mode, hidden_out=hidden)
+    rows = (policy.logits(hidden) / TEMPERATURE).log_softmax(-1)
+    torch.testing.assert_close(rows.gather(1, tokens.input_ids[targets, None])[:, 0], logprobs, rtol=0, atol=1e-5)
+
+
+@MODES
 def test_the_head_is_exact_when_logits_come_in_several_chunks(reference, mode, monkeypatch):
     monkeypatch.setattr("clawexp.model.target_head.CHUNK_FLOATS", 5 * 97)
     folder, model = reference()

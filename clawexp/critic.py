@@ -1,0 +1,110 @@
+"""A critic in training: values of a batch's decisions, and a head that learns from what came of them.
+
+It reads the policy's hidden states where each token was chosen, noted in the pass that scores the batch, and gives the
+policy no gradient: the policy moves by its own loss alone, and several updates of the head cost no further pass.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from clawexp.batch import owned_token, sum_over_owners
+from clawexp.errors import LearnerError
+from clawexp.model.value_head import ValueHead
+from clawexp.spec import CriticOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decisions:
+    """What a critic learns from, one row for each token that decides, in order."""
+
+    hidden: Tensor
+    """Where the token was chosen: the policy's final hidden state at its parent, [n, hidden]."""
+    value: Tensor
+    """Before any update, [n]."""
+    target: Tensor
+    """Mean return of the valid rollouts that own the token, [n]: where they share a context, it has one value."""
+    weight: Tensor
+    """Share of its ownerships in those of all decisions, [n]."""
+
+
+class Critic:
+    """A value head and its optimiser. `batches` counts those that it learned from."""
+
+    def __init__(self, options: CriticOptions, hidden: int) -> None:
+        self.options = options
+        self.head = ValueHead(hidden, options.width)
+        self.optimiser = torch.optim.AdamW(self.head.parameters(), lr=options.lr, weight_decay=0.0)
+        self.batches = 0
+
+    @property
+    def warming(self) -> bool:
+        """Whether the policy still has to wait."""
+        return self.batches < self.options.warmup_batches
+
+    def judge(self, batch: TensorDict, hidden: Tensor) -> Decisions:
+        """Value each decision of a batch, whose hidden states are given, in order."""
+        with torch.no_grad():
+            value = self.head(hidden)
+        valid = (batch["weight"] > 0).double()[batch["owners"]]
+        visits = sum_over_owners(batch, valid)[batch["decision"]]
+        worth = sum_over_owners(batch, valid * batch["returns"][batch["owners"]])[batch["decision"]]
+        target, weight = (worth / visits).to(value.dtype), (visits / visits.sum()).to(value.dtype)
+        return Decisions(hidden=hidden, value=value, target=target, weight=weight)
+
+    def advantages(self, batch: TensorDict, seen: Decisions) -> Tensor:
+        """One for each ownership of a batch, [M]; of those that decide nothing it says nothing."""
+        value = torch.zeros(len(batch["input_ids"]), dtype=torch.float64)
+        value[batch["decision"]] = seen.value.double()
+        value, returns = value[owned_token(batch)], batch["returns"][batch["owners"]]
+        return self.options.advantages(returns, value, batch["successor"], batch["within"])
+
+    def update(self, seen: Decisions) -> dict[str, float]:
+        """Learn from a batch; metrics named `critic/...`, of the values before. Raises LearnerError."""
+        metrics = {"critic/warming": float(self.warming), **quality(seen)}
+        for _ in range(self.options.epochs):
+            loss = self.options.loss(self.head(seen.hidden), seen.value, seen.target, seen.weight)
+            if not loss.isfinite():
+                raise LearnerError(
+                    f"batch {self.batches + 1} of the critic: the loss of its values is {loss.item()}. "
+                    "Look at the hidden states of the policy, and lower algo.critic.lr."
+                )
+            self.optimiser.zero_grad()
+            loss.backward()
+            self.optimiser.step()
+        self.batches += 1
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        """All that `take` needs."""
+        return {"head": self.head.state_dict(), "optimiser": self.optimiser.state_dict(), "batches": self.batches}
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Go on from a `state`, to the bit. Raises KeyError, ValueError or RuntimeError where it does not fit."""
+        self.head.load_state_dict(state["head"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.batches = state["batches"]
+
+
+def quality(seen: Decisions) -> dict[str, float]:
+    """Of values against what came of them, every ownership alike. No explained variance where there is no variance.
+
+    `explained_variance` is 1 - Var(T - V) / Var(T): 1 is perfect, 0 as good as a constant.
+    """
+    weight, error = seen.weight, seen.target - seen.value
+    metrics = {
+        "critic/value_mean": (weight * seen.value).sum().item(),
+        "critic/return_mean": (weight * seen.target).sum().item(),
+        "critic/value_loss": (0.5 * weight * error.square()).sum().item(),
+    }
+    spread = _variance(seen.target, weight)
+    if spread > 0:
+        metrics["critic/explained_variance"] = 1 - _variance(error, weight) / spread
+    return metrics
+
+
+def _variance(values: Tensor, weight: Tensor) -> float:
+    return (weight * (values - (weight * values).sum()).square()).sum().item()
