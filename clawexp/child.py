@@ -10,8 +10,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from clawexp.errors import ClawexpError
 
 STOP_S = 5.0
+DYING_S = 0.5
 TAIL_BYTES = 2000
 PR_SET_PDEATHSIG = 1
 
@@ -48,12 +49,16 @@ class Child:
     """What it said when it was ready."""
     process: asyncio.subprocess.Process
 
-    @contextmanager
-    def cause_of_death(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def cause_of_death(self) -> AsyncIterator[None]:
         """Where the process is dead, what it said last explains more than that it does not answer."""
         try:
             yield
         except self.options.fault as error:
+            # Its sockets are closed a moment before its end is known here.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DYING_S):
+                    await self.process.wait()
             if self.process.returncode is None:
                 raise
             raise _death(self.options, f"died (exit status {self.process.returncode})") from error

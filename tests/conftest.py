@@ -24,7 +24,7 @@ def cases(request: pytest.FixtureRequest) -> Path:
     folder = request.config.getoption("--cases")
     if folder is None:
         pytest.skip("needs --cases PATH")
-    return folder
+    return folder.absolute()
 
 
 @pytest.fixture

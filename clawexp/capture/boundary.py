@@ -83,7 +83,7 @@ class Boundary:
         return await self._ask("GET", "/stats", None)
 
     async def _ask(self, method: str, path: str, content: Mapping[str, Any] | None) -> dict[str, Any]:
-        with self._process.cause_of_death():
+        async with self._process.cause_of_death():
             try:
                 async with self._admin.request(method, f"http://capture{path}", json=content) as response:
                     answer = await response.json()

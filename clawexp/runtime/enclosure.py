@@ -127,7 +127,7 @@ def first_process(command: list[str], env: dict[str, str], listener: int | None)
     if listener is not None:
         actions = [(os.POSIX_SPAWN_DUP2, listener, FIRST_PASSED)]
         command = [*AS_PASSED, *command]
-    child = os.posix_spawnp(command[0], command, env, file_actions=actions, setsid=True)
+    child = os.posix_spawnp(command[0], command, env, file_actions=actions, setsid=True, setsigmask=[])
     while True:
         pid, status = os.wait()
         if pid == child:
@@ -136,6 +136,8 @@ def first_process(command: list[str], env: dict[str, str], listener: int | None)
 
 def main(parent: int, spec: dict[str, Any]) -> int:
     """Exit status of the command; 128 + N where signal N ended it."""
+    # Asked to end before process 1 is there, this program ends it as soon as it can.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     alive = os.pidfd_open(parent)
     leash(alive)
     if os.geteuid() == 0:
@@ -153,6 +155,7 @@ def main(parent: int, spec: dict[str, Any]) -> int:
     os.close(here)
     # Process 1 has ended only when all the others have: whoever waits for this program waits for them.
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 

@@ -141,8 +141,9 @@ async def test_one_that_dies_later_leaves_nothing_and_is_the_cause_of_what_then_
         os.kill(serving, signal.SIGKILL)
         await server.process.wait()
         said = r"the engine died (?s:.*)vLLM ended with status -9"
-        with pytest.raises(EngineError, match=said), server.cause_of_death():
-            raise EngineError("it does not answer")
+        with pytest.raises(EngineError, match=said):
+            async with server.cause_of_death():
+                raise EngineError("it does not answer")
     assert not alive(worker)
     assert not scratch.exists()
 
