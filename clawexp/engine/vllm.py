@@ -81,10 +81,10 @@ class Vllm:
             settings = {**self._settings(model, seed), "log": str(options.log), "scratch": scratch}
             async with child(options, settings) as server:
                 url = f"http://127.0.0.1:{server.ready['port']}"
-                async with VllmClient(url, settings["key"], self.start_s, OWN_LOAD) as client:
-                    async with server.cause_of_death():
-                        await client.set_version(0)
-                        yield client
+                client = VllmClient(url, settings["key"], self.start_s, OWN_LOAD)
+                async with client, server.cause_of_death():
+                    await client.set_version(0)
+                    yield client
 
     def prepared(self) -> str | None:
         """None when it can start now; otherwise the one line that prepares it."""
