@@ -1,11 +1,9 @@
 """Batches -> new weights and metrics, in one process. Knows nothing of harnesses or rollouts."""
 
-import os
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -16,9 +14,11 @@ from torch import Tensor
 from clawexp.batch import credited, split, trained, tree_token_ratio, validate
 from clawexp.critic import Critic, Decisions
 from clawexp.errors import ConfigError, LearnerError
+from clawexp.mismatch import mismatch
 from clawexp.model.decoder import Policy, read_weights
 from clawexp.model.tree_pass import TokenLoss, TreeTokens, tree_backward, tree_logprobs
 from clawexp.spec import CriticOptions, LearnerOptions
+from clawexp.whole_folder import whole_folder
 
 STATE = "learner.pt"
 # What an engine needs beside weights and config.json: the tokenizer, its template, generation settings.
@@ -214,7 +214,7 @@ class Learner:
             "rng": torch.get_rng_state(),
             "critic": self.critic.state() if self.critic else None,
         }
-        with _whole(folder) as partial:
+        with whole_folder(folder) as partial:
             self._write_policy(partial)
             torch.save(state, partial / STATE)
 
@@ -233,34 +233,13 @@ class Learner:
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face checkpoint that an engine can serve. `folder` appears whole, replacing an older one."""
-        with _whole(folder) as partial:
+        with whole_folder(folder) as partial:
             self._write_policy(partial)
 
     def _write_policy(self, folder: Path) -> None:
         self.policy.save(folder)
         for file in {file for pattern in COMPANIONS for file in self.folder.glob(pattern)}:
             shutil.copyfile(file, folder / file.name)
-
-
-def mismatch(behaviour: Tensor, logprob: Tensor) -> dict[str, float]:
-    """How far the logprobs of engine and learner differ on the same sampled tokens, both [n].
-
-    `kl_k3` estimates KL(behaviour || learner) as the mean of ratio - 1 - log ratio; `ess` is the effective
-    sample size of untruncated importance weights as a share of n; `pearson` is of probabilities.
-    """
-    behaviour, logprob = behaviour.double(), logprob.double()
-    delta = logprob - behaviour
-    ratio, count = delta.exp(), len(delta)
-    metrics = {
-        "learner/kl_k3": (ratio - 1 - delta).mean().item(),
-        "learner/delta_logprob_mean": delta.abs().mean().item(),
-        "learner/delta_logprob_p999": delta.abs().kthvalue(max(1, round(0.999 * count))).values.item(),
-        "learner/ess": (ratio.sum().square() / (count * ratio.square().sum())).item(),
-    }
-    chances = torch.stack((behaviour.exp(), logprob.exp()))
-    if count > 1 and bool((chances.std(1) > 0).all()):
-        metrics["learner/pearson"] = chances.corrcoef()[0, 1].item()
-    return metrics
 
 
 def _decides(batch: TensorDict) -> Tensor:
@@ -276,26 +255,3 @@ def _with_old_logprob(batch: TensorDict, logprob: Tensor) -> TensorDict:
 
 def _tokens(part: TensorDict) -> TreeTokens:
     return TreeTokens(input_ids=part["input_ids"], position=part["position"], parent=part["parent"])
-
-
-@contextmanager
-def _whole(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which takes the name `folder` once all its bytes are on disk."""
-    partial, old = (folder.with_name(f".{folder.name}.{word}") for word in ("partial", "old"))
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    yield partial
-    for path in (*partial.iterdir(), partial):
-        _sync(path)
-    if folder.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
-    partial.rename(folder)
-    _sync(folder.parent)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)

@@ -15,7 +15,7 @@ from clawexp.algo.grpo import Grpo
 from clawexp.batch import credited, load, save
 from clawexp.errors import LearnerError
 from clawexp.forest import merge, prune
-from clawexp.learner import Learner, mismatch
+from clawexp.learner import Learner
 from clawexp.model.decoder import Policy
 from clawexp.model.tree_pass import TreeTokens, tree_backward
 from clawexp.pack import pack
@@ -351,28 +351,6 @@ def test_an_export_is_a_checkpoint_with_the_tokenizer_of_the_first(tmp_path):
     read = Policy.load(tmp_path / "export")
     assert all(torch.equal(a, b) for a, b in zip(state(learner), read.parameters(), strict=True))
     assert (tmp_path / "export" / "tokenizer.json").read_text() == "{}"
-
-
-def test_mismatch_is_nothing_between_equals():
-    logprob = torch.tensor([-0.1, -2.0, -0.7])
-    assert mismatch(logprob, logprob) == pytest.approx(
-        {
-            "learner/kl_k3": 0,
-            "learner/delta_logprob_mean": 0,
-            "learner/delta_logprob_p999": 0,
-            "learner/ess": 1,
-            "learner/pearson": 1,
-        }
-    )
-
-
-def test_mismatch_is_what_its_formulas_say():
-    found = mismatch(torch.log(torch.tensor([0.5, 0.5])), torch.log(torch.tensor([0.25, 0.5])))
-    assert found["learner/kl_k3"] == pytest.approx((0.5 - 1 + 0.6931472) / 2)
-    assert found["learner/delta_logprob_mean"] == pytest.approx(0.6931472 / 2)
-    assert found["learner/delta_logprob_p999"] == pytest.approx(0.6931472)
-    assert found["learner/ess"] == pytest.approx(1.5**2 / (2 * 1.25))
-    assert "learner/pearson" not in found
 
 
 def test_a_bandit_learns_which_token_is_rewarded(tmp_path):
