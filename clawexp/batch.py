@@ -18,7 +18,7 @@ one for each token and each rollout that holds it.
 | `owners` | int32 | [M] | numbers of rollouts, counted through all trees of the batch in order |
 | `successor` | int64 | [M] | of a trained token, the ownership that comes next (see below), or -1 |
 | `within` | bool | [M] | the successor belongs to the same answer |
-| `returns` | float64 | [R] | what the algorithm says a rollout is worth; 0 where it is not valid |
+| `worth` | float64 | [R] | what the algorithm says a rollout is worth; 0 where it is not valid |
 | `weight` | float64 | [R] | of one trained token of the rollout in the loss; 0 where it is not valid |
 | `flat_tokens` | int64 | [K] | tokens of each tree's trained calls, were each a sequence of its own |
 
@@ -39,15 +39,14 @@ homogeneous in A for either sign, so the two keep the clipped objective exact.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
 from clawexp.errors import LearnerError
+from clawexp.records import LOGPROB_ROUNDING
 
-Normaliser = Literal["rollout", "token", "constant"]
 KINDS = ("main", "auxiliary")
 DTYPES = {
     "input_ids": torch.int64,
@@ -63,14 +62,12 @@ DTYPES = {
     "owners": torch.int32,
     "successor": torch.int64,
     "within": torch.bool,
-    "returns": torch.float64,
+    "worth": torch.float64,
     "weight": torch.float64,
     "flat_tokens": torch.int64,
 }
 OPTIONAL = dict.fromkeys(("old_logprob", "positive", "negative"), torch.float32)
-ROUNDING = 1e-4
-"""An engine's logprob of a near certain token may lie so far above 0."""
-_PER_ROLLOUT = ("returns", "weight")
+_PER_ROLLOUT = ("worth", "weight")
 _PER_OWNERSHIP = ("owners", "successor", "within")
 _NOT_PER_TOKEN = ("owner_offsets", "flat_tokens", *_PER_OWNERSHIP, *_PER_ROLLOUT)
 
@@ -111,6 +108,11 @@ def split(batch: TensorDict, token_budget: int) -> Iterator[TensorDict]:
         if bounds[min(tree + 2, len(roots))] - bounds[first] > token_budget or tree + 1 == len(roots):
             yield _part(batch, first, tree + 1, bounds)
             first = tree + 1
+
+
+def largest_part(batch: TensorDict, token_budget: int) -> int:
+    """Tokens of the largest part of `split`; above the budget where a tree is larger than that."""
+    return max((len(part["input_ids"]) for part in split(batch, token_budget)), default=0)
 
 
 def _part(batch: TensorDict, first: int, last: int, bounds: Sequence[int]) -> TensorDict:
@@ -157,7 +159,7 @@ def _shape_problems(batch: TensorDict) -> list[str]:
     tokens, trees = len(batch["input_ids"]), int((batch["parent"] < 0).sum())
     lengths = {"owner_offsets": tokens + 1, "flat_tokens": trees}
     lengths |= dict.fromkeys(_PER_OWNERSHIP, batch["owners"].numel())
-    lengths |= dict.fromkeys(_PER_ROLLOUT, batch["returns"].numel())
+    lengths |= dict.fromkeys(_PER_ROLLOUT, batch["worth"].numel())
     return [
         f"{key} is {value.dtype} {list(value.shape)}, not {known[key]} [{lengths.get(key, tokens)}]"
         for key, value in batch.items()
@@ -170,16 +172,16 @@ def _rules(batch: TensorDict) -> Iterator[tuple[str, bool]]:
     yield "trees are not in depth-first order", _is_depth_first(batch)
     yield "a token that decides was not sampled", not bool((batch["decision"] & ~sampled).any())
     yield "a sampled token is a root", not bool((sampled & (batch["parent"] < 0)).any())
-    in_range = logprob.isfinite() & (logprob <= ROUNDING)
+    in_range = logprob.isfinite() & (logprob <= LOGPROB_ROUNDING)
     yield "a logprob is above 0 or not finite", bool(in_range.all())
     yield "a sampled token has no version", bool((batch["version"][sampled] >= 0).all())
     offsets, owners = batch["owner_offsets"], batch["owners"]
     covers = offsets[0] == 0 and offsets[-1] == len(owners) and bool((offsets.diff() > 0).all())
     yield "owner_offsets do not cover owners", bool(covers)
-    known = bool(((owners >= 0) & (owners < len(batch["returns"]))).all())
+    known = bool(((owners >= 0) & (owners < len(batch["worth"]))).all())
     yield "an owner is no rollout", known
     yield "a successor is not a later token of the same rollout", _succeeds(batch)
-    worth = batch["returns"].isfinite() & batch["weight"].isfinite() & (batch["weight"] >= 0)
+    worth = batch["worth"].isfinite() & batch["weight"].isfinite() & (batch["weight"] >= 0)
     yield "a return or weight is not finite, or a weight below 0", bool(worth.all())
     if "positive" in batch and "negative" in batch:
         yield from _credit_rules(batch)

@@ -51,7 +51,7 @@ class Critic:
             value = self.head(hidden)
         valid = (batch["weight"] > 0).double()[batch["owners"]]
         visits = sum_over_owners(batch, valid)[batch["decision"]]
-        worth = sum_over_owners(batch, valid * batch["returns"][batch["owners"]])[batch["decision"]]
+        worth = sum_over_owners(batch, valid * batch["worth"][batch["owners"]])[batch["decision"]]
         target, weight = (worth / visits).to(value.dtype), (visits / visits.sum()).to(value.dtype)
         return Decisions(hidden=hidden, value=value, target=target, weight=weight)
 
@@ -59,7 +59,7 @@ class Critic:
         """One for each ownership of a batch, [M]; of those that decide nothing it says nothing."""
         value = torch.zeros(len(batch["input_ids"]), dtype=torch.float64)
         value[batch["decision"]] = seen.value.double()
-        value, returns = value[owned_token(batch)], batch["returns"][batch["owners"]]
+        value, returns = value[owned_token(batch)], batch["worth"][batch["owners"]]
         return self.options.advantages(returns, value, batch["successor"], batch["within"])
 
     def update(self, seen: Decisions) -> dict[str, float]:

@@ -5,9 +5,10 @@ from pathlib import Path
 from clawexp.attempt import evaluation_attempts
 from clawexp.metrics import measure_evaluation
 from clawexp.rollout import gather
-from clawexp.run import open_site, run_until_stopped
+from clawexp.run import open_site
 from clawexp.runtime.reaper import scratch_folder, scratch_root, sweep
 from clawexp.spec import Experiment
+from clawexp.stopping import run_until_stopped
 
 
 async def evaluate(experiment: Experiment, weights: Path | None) -> dict[str, float]:

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from clawexp.run import open_run, run_until_stopped
+from clawexp.run import open_run
 from clawexp.run_folder import RunFolder
 from clawexp.spec import Experiment
+from clawexp.stopping import run_until_stopped
 from clawexp.tree import grow
 
 

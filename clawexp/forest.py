@@ -2,15 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
 from clawexp.segment import Node, Segment, common_length
+from clawexp.spec import Auxiliary, LeafFilter
 from clawexp.tree import Tree
-
-LeafFilter = Literal["cause", "paper"]
-Auxiliary = Literal["full", "drop"]
 
 
 def prune(tree: Tree, leaf_filter: LeafFilter = "cause", auxiliary: Auxiliary = "drop") -> Tree:

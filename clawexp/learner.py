@@ -5,19 +5,18 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from clawexp.batch import credited, split, trained, tree_token_ratio, validate
+from clawexp.batch import credited, largest_part, split, trained, tree_token_ratio, validate
 from clawexp.critic import Critic, Decisions
 from clawexp.errors import ConfigError, LearnerError
 from clawexp.mismatch import mismatch
 from clawexp.model.decoder import Policy, read_weights
 from clawexp.model.tree_pass import TokenLoss, TreeTokens, tree_backward, tree_logprobs
-from clawexp.spec import CriticOptions, LearnerOptions
+from clawexp.spec import Algo, LearnerOptions
 from clawexp.whole_folder import whole_folder
 
 STATE = "learner.pt"
@@ -25,38 +24,10 @@ STATE = "learner.pt"
 COMPANIONS = ("*token*.json", "*.jinja", "vocab.json", "merges.txt", "generation_config.json")
 
 
-class Objective(Protocol):
-    """The part of an algorithm that the learner asks."""
-
-    @property
-    def lr(self) -> float: ...
-    @property
-    def betas(self) -> tuple[float, float]: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def warmup_steps(self) -> int: ...
-    @property
-    def grad_clip(self) -> float: ...
-    @property
-    def recompute_old(self) -> bool: ...
-    @property
-    def critic(self) -> CriticOptions | None: ...
-
-    def loss(
-        self,
-        logprob: Tensor,
-        old_logprob: Tensor,
-        behaviour_logprob: Tensor,
-        positive: Tensor,
-        negative: Tensor,
-    ) -> tuple[Tensor, dict[str, Tensor]]: ...
-
-
 class Learner:
     """A policy in training. `step` counts updates asked for, `version` those that changed the weights."""
 
-    def __init__(self, options: LearnerOptions, folder: Path, algo: Objective, temperature: float) -> None:
+    def __init__(self, options: LearnerOptions, folder: Path, algo: Algo, temperature: float) -> None:
         """Start from the checkpoint in `folder`. Logprobs are those of sampling at `temperature`."""
         if options.threads:
             torch.set_num_threads(options.threads)
@@ -87,6 +58,7 @@ class Learner:
             "learner/tree_token_ratio": tree_token_ratio(batch),
             "learner/unique_tokens": float(len(loss_at)),
             "learner/trained_tokens": float(loss_at.sum()),
+            "learner/largest_pass_tokens": float(largest_part(batch, self.options.token_budget)),
         }
         if loss_at.any():
             if self.algo.recompute_old and "old_logprob" not in batch:
@@ -112,7 +84,7 @@ class Learner:
     def _credited(self, batch: TensorDict) -> tuple[TensorDict, Decisions | None]:
         """The batch with P and N; and with `old_logprob` where a critic is asked, whose view comes with it."""
         if self.critic is None:
-            return credited(batch, batch["returns"][batch["owners"]]), None
+            return credited(batch, batch["worth"][batch["owners"]]), None
         hidden = self.policy.embedding.new_empty(int(batch["decision"].sum()), self.policy.shape.hidden)
         logprob = self._logprobs(batch, _decides, hidden)
         if "old_logprob" not in batch:

@@ -2,42 +2,59 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 
 from clawexp.outcome import Outcome
 from clawexp.records import Call, Rollout
 
 
-def measure(rollouts: Sequence[Rollout], returns: Mapping[str, float]) -> dict[str, float]:
-    """What a step's rollouts say of themselves. `returns` are those of the rollouts that are trained on."""
+def measure(rollouts: Sequence[Rollout], worth: Mapping[str, float]) -> dict[str, float]:
+    """What a step's rollouts say of themselves. `worth` has the rollouts that are trained on."""
     values = {**_rewards(rollouts), **_outcomes(rollouts), **_calls(rollouts), **_stages(rollouts)}
-    values["rollout/valid"] = len(returns)
-    values["rollout/groups_with_variance"] = _varied(rollouts, returns)
-    harnesses = sorted({rollout.harness for rollout in rollouts})
-    if len(harnesses) > 1:
-        for harness in harnesses:
-            own = [rollout for rollout in rollouts if rollout.harness == harness]
-            values |= {f"{name}/{harness}": value for name, value in _rewards(own).items()}
-    return values
+    values["rollout/valid"] = len(worth)
+    values["rollout/groups_with_variance"] = _varied(rollouts, worth)
+    return values | _by_harness(rollouts, _rewards)
 
 
 def measure_evaluation(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Mean score and Pass@1 on held-out tasks, with half the width of their 95 % intervals."""
+    values = {
+        "eval/rollouts": float(len(rollouts)),
+        "eval/without_verdict": float(sum(r.reward is None for r in rollouts)),
+    }
+    return values | _scores(rollouts) | _by_harness(rollouts, _scores)
+
+
+def _by_harness(
+    rollouts: Sequence[Rollout], figures: Callable[[Sequence[Rollout]], dict[str, float]]
+) -> dict[str, float]:
+    """The same figures for each harness; nothing where there is but one."""
+    harnesses = sorted({rollout.harness for rollout in rollouts})
+    if len(harnesses) < 2:
+        return {}
+    return {
+        f"{name}/{harness}": value
+        for harness in harnesses
+        for name, value in figures([rollout for rollout in rollouts if rollout.harness == harness]).items()
+    }
+
+
+def _scores(rollouts: Sequence[Rollout]) -> dict[str, float]:
     by_task: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         if rollout.reward is not None:
             by_task[f"{rollout.harness}/{rollout.task_id}"].append(rollout.reward)
     scores = [fmean(rewards) for rewards in by_task.values()]
     solved = [fmean(reward >= 1.0 for reward in rewards) for rewards in by_task.values()]
-    values = {
-        "eval/rollouts": float(len(rollouts)),
-        "eval/without_verdict": float(sum(r.reward is None for r in rollouts)),
+    if not scores:
+        return {}
+    return {
+        "eval/score": fmean(scores),
+        "eval/score_ci95": half_width(scores),
+        "eval/pass_at_1": fmean(solved),
+        "eval/pass_at_1_ci95": half_width(solved),
     }
-    if scores:
-        values |= {"eval/score": fmean(scores), "eval/score_ci95": half_width(scores)}
-        values |= {"eval/pass_at_1": fmean(solved), "eval/pass_at_1_ci95": half_width(solved)}
-    return values
 
 
 def half_width(samples: Sequence[float]) -> float:
@@ -58,9 +75,10 @@ def _rewards(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 def _outcomes(rollouts: Sequence[Rollout]) -> dict[str, float]:
     counts = {outcome: sum(r.outcome is outcome for r in rollouts) for outcome in Outcome}
-    return {"rollout/count": float(len(rollouts))} | {
-        f"outcome/{outcome}": float(count) for outcome, count in counts.items() if count
-    }
+    retried = [outcome for rollout in rollouts for outcome in rollout.retried]
+    values = {"rollout/count": float(len(rollouts)), "rollout/retried": float(len(retried))}
+    values |= {f"outcome/{outcome}": float(count) for outcome, count in counts.items() if count}
+    return values | {f"retried/{outcome}": float(retried.count(outcome)) for outcome in sorted(set(retried))}
 
 
 def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -92,10 +110,10 @@ def _stages(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {f"rollout/{stage}_s": fmean(r.times[stage] for r in rollouts if stage in r.times) for stage in stages}
 
 
-def _varied(rollouts: Sequence[Rollout], returns: Mapping[str, float]) -> float:
+def _varied(rollouts: Sequence[Rollout], worth: Mapping[str, float]) -> float:
     """Groups whose rewards differ, among the rollouts that are trained on."""
     rewards: dict[tuple[str, str], set[float | None]] = defaultdict(set)
     for rollout in rollouts:
-        if rollout.id in returns:
+        if rollout.id in worth:
             rewards[rollout.group].add(rollout.reward)
     return float(sum(len(found) > 1 for found in rewards.values()))

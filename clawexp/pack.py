@@ -7,28 +7,29 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from clawexp.batch import DTYPES, KINDS, Normaliser
+from clawexp.batch import DTYPES, KINDS
 from clawexp.errors import LearnerError
 from clawexp.segment import Segment
+from clawexp.spec import Normaliser
 from clawexp.tree import Tree
 
 
 def pack(
     trees: Sequence[Tree],
-    returns: Mapping[str, float],
+    worth: Mapping[str, float],
     normaliser: Normaliser = "rollout",
     constant_tokens: int = 1,
 ) -> TensorDict:
-    """Lay trees side by side. `returns` says of each valid rollout, by its id, what it is worth.
+    """Lay trees side by side. `worth` says of each valid rollout, by its id, what it is worth.
 
     A rollout that is not in it stays out of the loss and of the normaliser. With R valid rollouts of T_i trained
     tokens each, a token of rollout i weighs 1 / (R T_i) (`rollout`), 1 / sum_j T_j (`token`, as in DAPO) or
     1 / (R constant_tokens) (`constant`, as in Dr.GRPO). Raises LearnerError where a rollout is in two trees or in
     none, or a return is not finite.
     """
-    rollouts = _rollouts(trees, returns)
+    rollouts = _rollouts(trees, worth)
     first = np.cumsum([0, *(len(tree.rollouts) for tree in trees)])
-    valid = np.array([rollout in returns for rollout in rollouts], bool)
+    valid = np.array([rollout in worth for rollout in rollouts], bool)
     tokens = np.concatenate([_trained_tokens(tree) for tree in trees] or [np.zeros(0)])
     columns: dict[str, list[NDArray]] = {key: [] for key in DTYPES}
     start = owned = 0
@@ -38,7 +39,7 @@ def pack(
             columns[key].append(column)
         start, owned = start + tree.num_tokens, owned + len(found["owners"])
     columns["owner_offsets"] = [np.cumsum(np.concatenate([[0], *columns["owner_offsets"]]))]
-    columns["returns"] = [np.array([returns.get(rollout, 0.0) for rollout in rollouts])]
+    columns["worth"] = [np.array([worth.get(rollout, 0.0) for rollout in rollouts])]
     columns["weight"] = [_weights(tokens, valid, normaliser, constant_tokens)]
     batch = {
         key: torch.from_numpy(np.concatenate(columns[key] or [np.zeros(0)])).to(dtype) for key, dtype in DTYPES.items()
@@ -46,16 +47,16 @@ def pack(
     return TensorDict(batch, batch_size=[])
 
 
-def _rollouts(trees: Sequence[Tree], returns: Mapping[str, float]) -> list[str]:
+def _rollouts(trees: Sequence[Tree], worth: Mapping[str, float]) -> list[str]:
     """Of all trees, in order."""
     rollouts = [rollout for tree in trees for rollout in tree.rollouts]
     if len(set(rollouts)) != len(rollouts):
         twice = sorted({rollout for rollout in rollouts if rollouts.count(rollout) > 1})
         raise LearnerError(f"rollouts {twice} are in two trees of one batch. Give each tree once.")
-    if lost := sorted(set(returns) - set(rollouts)):
+    if lost := sorted(set(worth) - set(rollouts)):
         raise LearnerError(f"rollouts {lost} have a return but no tree. Leave them out, or give their trees.")
-    if wrong := [rollout for rollout in rollouts if not np.isfinite(returns.get(rollout, 0.0))]:
-        raise LearnerError(f"the returns of rollouts {wrong} are not finite. Look at their rewards.")
+    if wrong := [rollout for rollout in rollouts if not np.isfinite(worth.get(rollout, 0.0))]:
+        raise LearnerError(f"the worth of rollouts {wrong} is not finite. Look at their rewards.")
     return rollouts
 
 

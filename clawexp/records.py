@@ -10,6 +10,9 @@ from typing import Any, Literal, Protocol
 
 from clawexp.outcome import Outcome
 
+LOGPROB_ROUNDING = 1e-4
+"""An engine's logprob of a near certain token may lie so far above 0."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
@@ -247,6 +250,8 @@ class Rollout:
     verdict: Verdict | None = None
     reason: str = ""
     """Why it ended so, for a person; the tail of stderr where a program failed."""
+    retried: tuple[Outcome, ...] = ()
+    """How the attempts ended that it was made again after."""
     times: Mapping[str, float] = field(default_factory=dict)
     """Seconds by stage: sandbox, harness, settle, grade, remove."""
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -1,9 +1,9 @@
 """A run's journal and a checkpoint -> the loss of one step, without gathering anything anew."""
 
 from clawexp.learner import Learner
-from clawexp.run import packed, returns_of
 from clawexp.run_folder import RunFolder
 from clawexp.spec import Experiment
+from clawexp.step_batch import packed, worth_of
 from clawexp.tree import grow
 
 
@@ -11,7 +11,7 @@ def replayed_loss(experiment: Experiment, folder: RunFolder, step: int) -> float
     """The loss of a step, from the journal and the checkpoint before it. Raises JournalError where calls are gone."""
     rollouts = folder.rollouts(step)
     trees = [grow(rollout) for rollout in rollouts if rollout.calls]
-    batch = packed(experiment, trees, rollouts, returns_of(experiment, rollouts))
+    batch = packed(experiment, trees, rollouts, worth_of(experiment, rollouts))
     learner = Learner(experiment.learner, folder.checkpoint(step), experiment.algo, experiment.capture.temperature)
     learner.resume(folder.checkpoint(step))
     return learner.evaluate_loss(batch)

@@ -1,6 +1,7 @@
 """Tasks x harnesses -> rollouts: each in its own sandbox, through its harness, captured and graded.
 
-A failed rollout is data: whatever happens to one attempt becomes its outcome, and only cancellation leaves this module.
+A failed rollout is data: an error of clawexp or of the system becomes the outcome of its attempt. What ends the run is
+too large a share of capture faults, an outcome that aborts, cancellation, and an error that nobody foresaw.
 """
 
 import asyncio
@@ -56,6 +57,8 @@ class Boundary(Protocol):
     def socket(self) -> Path: ...
     @property
     def port(self) -> int: ...
+    @property
+    def rendering(self) -> str: ...
     async def open(self, rollout_id: str, seed: int, temperature: float | None = None) -> str: ...
     async def close(self, rollout_id: str) -> Closed: ...
 
@@ -99,12 +102,14 @@ def _refuse_unreliable(rollouts: Sequence[Rollout], site: Site) -> None:
 
 
 async def _with_retries(attempt: Attempt, site: Site) -> Rollout:
+    failed: list[Outcome] = []
     while True:
         async with site.gate.enter(attempt.harness.needs().memory_mb):
             rollout = await _attempt(attempt, site)
         if site.credit[rollout.outcome] is not Credit.RETRY or attempt.retry >= site.options.retries:
-            return rollout
+            return replace(rollout, retried=tuple(failed))
         log.warning("rollout %s: %s, made again: %s", rollout.id, rollout.outcome, rollout.reason)
+        failed.append(rollout.outcome)
         attempt = replace(attempt, retry=attempt.retry + 1)
 
 
@@ -194,12 +199,15 @@ async def _live(attempt: Attempt, site: Site, progress: _Progress) -> None:
 
 @asynccontextmanager
 async def _within(seconds: float, fault: ClawexpError) -> AsyncIterator[None]:
-    """Raise `fault` when the block takes longer."""
+    """Raise `fault` when the block takes longer; a time-out of the block's own stays what it is."""
+    limit = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds):
+        async with limit:
             yield
     except TimeoutError as error:
-        raise fault from error
+        if limit.expired():
+            raise fault from error
+        raise
 
 
 async def _act(attempt: Attempt, site: Site, sandbox: Sandbox, progress: _Progress) -> Finished:

@@ -2,12 +2,11 @@
 
 import asyncio
 import logging
-import signal
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -16,24 +15,20 @@ from clawexp.admission import MemoryGate
 from clawexp.attempt import evaluation_attempts, training_attempts
 from clawexp.capture.boundary import boundary
 from clawexp.environment import describe_environment
-from clawexp.errors import EngineError
-from clawexp.forest import merge, prune
+from clawexp.errors import ClawexpError, EngineError
 from clawexp.learner import Learner
 from clawexp.logger.sink import Sink
 from clawexp.metrics import measure, measure_evaluation
 from clawexp.model.checkpoint import checkpoint_folder
-from clawexp.outcome import TRAINED
-from clawexp.pack import pack
 from clawexp.records import Rollout
 from clawexp.rollout import Site, gather
 from clawexp.run_folder import RunFolder
 from clawexp.runtime.reaper import scratch_folder, scratch_root, sweep
 from clawexp.spec import EngineHandle, Experiment, Openable, Runtime, TaskAware
+from clawexp.step_batch import packed, worth_of
 from clawexp.tree import Tree
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 PROBE_TOLERANCE = 5e-3
 """Largest |delta logp| between engine and learner on the probe: float32 gives about 1e-5, bfloat16 about 1e-3."""
@@ -59,9 +54,9 @@ class Run:
         self._engine = engine
         self._site = site
         self._sinks = sinks
-        self._returns: dict[str, float] = {}
+        self._worth: dict[str, float] = {}
         self._times: dict[str, float] = {}
-        self._last: dict[str, float] = {}
+        self._last = folder.last_metrics()
         self._clock = time.monotonic()
         self._logged = learner.step
 
@@ -74,8 +69,8 @@ class Run:
 
     def pack(self, trees: Sequence[Tree], rollouts: Sequence[Rollout]) -> TensorDict:
         """One batch: what each rollout is worth beside its group, one tree for each group."""
-        self._returns = returns_of(self.experiment, rollouts)
-        return packed(self.experiment, trees, rollouts, self._returns)
+        self._worth = worth_of(self.experiment, rollouts)
+        return packed(self.experiment, trees, rollouts, self._worth)
 
     async def load(self, version: int) -> None:
         """Push the learner's weights, and make sure that the engine now speaks with them. Raises EngineError."""
@@ -103,11 +98,10 @@ class Run:
 
         A process killed between any two of these does the step again, and what it wrote of it is dropped.
         """
-        values = {**measure(rollouts, self._returns), **metrics, **self._times}
+        values = {**measure(rollouts, self._worth), **metrics, **self._times}
         values["time/step_s"] = time.monotonic() - self._clock
         values["rollout/per_s"] = len(rollouts) / values["time/gather_s"]
-        given = [self._returns.get(rollout.id, 0.0) for rollout in rollouts]
-        self.folder.record(step, rollouts, given, {"loss": metrics.get("learner/loss")})
+        self.folder.record(step, rollouts, self._worth, values)
         for sink in self._sinks:
             sink.log(step, values)
             sink.rollouts(step, rollouts)
@@ -129,13 +123,16 @@ class Run:
         """Score held-out tasks, when it is time: before the first step, every `eval.every` steps, after the last."""
         options = self.experiment.eval
         last = step == self.experiment.steps
-        attempts = evaluation_attempts(self.experiment, step)
-        if not attempts or not (step == 0 or last or (options.every and step % options.every == 0)):
+        if not (step == 0 or last or (options.every and step % options.every == 0)):
+            return
+        if not (attempts := evaluation_attempts(self.experiment, step)):
             return
         rollouts = await gather(attempts, self._site)
+        self.folder.record_evaluation(step, rollouts)
         values = measure_evaluation(rollouts)
         for sink in self._sinks:
             sink.log(step if not last else step - 1, values)
+        self._last = {**self._last, **values}
 
     def finish(self) -> dict[str, float]:
         self.folder.finish()
@@ -144,54 +141,9 @@ class Run:
         return self._last
 
 
-def returns_of(experiment: Experiment, rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """What every rollout that is trained on is worth, by id. Groups below `algo.min_group` are left out."""
-    usable = [
-        rollout.reward is not None and bool(rollout.calls) and experiment.outcome[rollout.outcome] in TRAINED
-        for rollout in rollouts
-    ]
-    sizes: dict[tuple[str, str], int] = {}
-    for rollout, is_usable in zip(rollouts, usable, strict=True):
-        sizes[rollout.group] = sizes.get(rollout.group, 0) + is_usable
-    valid = [ok and sizes[r.group] >= experiment.algo.min_group for r, ok in zip(rollouts, usable, strict=True)]
-    rewards = [rollout.reward or 0.0 for rollout in rollouts]
-    found = experiment.algo.returns(rewards, [rollout.group for rollout in rollouts], valid)
-    return {r.id: worth for r, worth, ok in zip(rollouts, found, valid, strict=True) if ok}
-
-
-def packed(
-    experiment: Experiment, trees: Sequence[Tree], rollouts: Sequence[Rollout], given: Mapping[str, float]
-) -> TensorDict:
-    """Prune each tree, merge those of a group, lay the groups side by side."""
-    algo = experiment.algo
-    groups: dict[tuple[str, str], list[Tree]] = {}
-    by_id = {rollout.id: rollout for rollout in rollouts}
-    for tree in trees:
-        (rollout_id,) = tree.rollouts
-        if rollout_id in given:
-            groups.setdefault(by_id[rollout_id].group, []).append(prune(tree, algo.leaf_filter, algo.auxiliary))
-    return pack([merge(group) for group in groups.values()], given, algo.normaliser, algo.constant_tokens)
-
-
 def probe_ids(vocab_size: int) -> list[int]:
     """A fixed prompt that touches the whole vocabulary's range."""
     return [(7 + 7919 * i) % vocab_size for i in range(PROBE_IDS)]
-
-
-def run_until_stopped(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end, or to SIGINT or SIGTERM: then everything alive is closed, and KeyboardInterrupt raised."""
-
-    async def stoppable() -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        # asyncio cancels the task at the first SIGINT; SIGTERM is treated alike.
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        return await work
-
-    try:
-        return asyncio.run(stoppable())
-    except asyncio.CancelledError as error:
-        raise KeyboardInterrupt from error
 
 
 @asynccontextmanager
@@ -205,7 +157,7 @@ async def open_run(experiment: Experiment, folder: RunFolder, config: Mapping[st
         swept = sweep(scratch_root())
         if swept:
             log.info("removed %d folders that killed runs had left", swept)
-        start = folder.begin(config, describe_environment(experiment))
+        start = folder.begin(config)
         base = checkpoint_folder(experiment.model.path)
         learner = Learner(experiment.learner, base, experiment.algo, experiment.capture.temperature)
         if start:
@@ -223,11 +175,12 @@ async def open_run(experiment: Experiment, folder: RunFolder, config: Mapping[st
             experiment.model.engine.serve(experiment.model, experiment.seed, folder.path)
         )
         site = await stack.enter_async_context(open_site(experiment, folder.path, engine))
+        folder.note_environment({**describe_environment(experiment), "rendering": site.boundary.rendering})
         run = Run(experiment, folder, learner, engine, site, sinks)
         await run.load(version=start)
         try:
             yield run
-        except asyncio.CancelledError:  # stopped, perhaps many steps after the newest checkpoint
+        except (asyncio.CancelledError, ClawexpError):  # perhaps many steps after the newest checkpoint
             run.checkpoint()
             raise
 

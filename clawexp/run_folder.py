@@ -1,14 +1,16 @@
 """The folder of a run: what it was asked, how far it came, and what a later process needs to go on.
 
-config.json        the composed experiment, resolved
-environment.json   versions, git state, machine
+config.json        the composed experiment, resolved, without secrets
+environment.json   versions, git state, machine, how conversations become tokens
 calls/             the journal of model calls, one file per rollout (written by capture)
-rollouts.log       the journal of rollouts and of the steps that consumed them (written by the driver)
+rollouts.log       the journal of rollouts, of the steps that consumed them and of evaluations (written by the driver)
+weights/           what the engine was given last
 checkpoints/       the newest few, `step-00012` = the learner before step 12
 finished           present once the last step is done
 lock               held by the process that runs the experiment
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -22,6 +24,7 @@ from typing import Any
 
 from clawexp.capture.journal import AppendLog, read_calls, read_records
 from clawexp.errors import ConfigError, JournalError
+from clawexp.logger.jsonl import finite
 from clawexp.outcome import Outcome
 from clawexp.records import Rollout, Verdict
 
@@ -86,17 +89,31 @@ class RunFolder:
                 raise ConfigError(f"{self.path} is still run by another process; wait for it, or end it") from error
             yield
 
-    def begin(self, config: Mapping[str, Any], environment: Mapping[str, Any]) -> int:
+    def begin(self, config: Mapping[str, Any]) -> int:
         """Lay the folder out, or take it up where its newest checkpoint stands; the step to go on with."""
         self.calls.mkdir(parents=True, exist_ok=True)
         self.checkpoints.mkdir(exist_ok=True)
         (self.path / "finished").unlink(missing_ok=True)
         write_whole(self.path / "config.json", json.dumps(config, indent=1))
-        write_whole(self.path / "environment.json", json.dumps(environment, indent=1))
         steps = self.checkpoint_steps()
         start = steps[-1] if steps else 0
         self._rewind(start)
         return start
+
+    def note_environment(self, environment: Mapping[str, Any]) -> None:
+        """Keep what the run's surroundings are now.
+
+        Raises ConfigError where conversations become other tokens than when the run began.
+        """
+        path = self.path / "environment.json"
+        before = json.loads(path.read_text()) if path.is_file() else {}
+        if self.checkpoint_steps()[-1:] > [0] and before.get("rendering") != environment["rendering"]:
+            raise ConfigError(
+                f"{self.path} began with another rendering of conversations ({before.get('rendering')}, now "
+                f"{environment['rendering']}): a chat template, the tokenizer or the package `renderers` has changed. "
+                "Bring it back to go on, or start anew."
+            )
+        write_whole(path, json.dumps(environment, indent=1))
 
     def finish(self) -> None:
         write_whole(self.path / "finished", "")
@@ -111,24 +128,35 @@ class RunFolder:
             kept = [r for r in read_records(log) if r["step"] < start]
             fresh = self.path / "rollouts.log.new"
             fresh.unlink(missing_ok=True)
-            with AppendLog(fresh, fsync=False) as new:
-                for record in kept:
-                    new.append(record)
+            with AppendLog(fresh, fsync=True) as new:
+                new.extend(kept)
             fresh.replace(log)
 
     def record(
-        self, step: int, rollouts: Sequence[Rollout], returns: Sequence[float], numbers: Mapping[str, Any]
+        self, step: int, rollouts: Sequence[Rollout], worth: Mapping[str, float], metrics: Mapping[str, float]
     ) -> None:
         """Journal what step `step` consumed, durably, as rollouts and then one line for the step."""
-        with AppendLog(self.path / "rollouts.log", fsync=False) as log:
-            for rollout, worth in zip(rollouts, returns, strict=True):
-                log.append({"kind": "rollout", "step": step, "return": worth, **_written(rollout)})
+        lines = [
+            {"kind": "rollout", "step": step, "worth": worth.get(rollout.id, 0.0), **_written(rollout)}
+            for rollout in rollouts
+        ]
         with AppendLog(self.path / "rollouts.log", fsync=True) as log:
-            log.append({"kind": "step", "step": step, "version": step, **numbers})
+            log.extend([*lines, {"kind": "step", "step": step, "version": step, "metrics": finite(metrics)}])
+
+    def record_evaluation(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        """Journal an evaluation that was made before step `step`."""
+        with AppendLog(self.path / "rollouts.log", fsync=True) as log:
+            log.extend([{"kind": "evaluation", "step": step, **_written(rollout)} for rollout in rollouts])
 
     def steps(self) -> dict[int, dict[str, Any]]:
         """The step lines of the journal, by step."""
         return {r["step"]: r for r in self._records() if r["kind"] == "step"}
+
+    def last_metrics(self) -> dict[str, float]:
+        """Those of the last step that is journalled; a number that JSON cannot hold is missing. Empty before that."""
+        steps = self.steps() if (self.path / "rollouts.log").exists() else {}
+        metrics = steps[max(steps)]["metrics"] if steps else {}
+        return {name: value for name, value in metrics.items() if value is not None}
 
     def rollouts(self, step: int) -> list[Rollout]:
         """The rollouts that a step consumed, with their calls read back. Raises JournalError when one is gone."""
@@ -150,6 +178,7 @@ class RunFolder:
         return Rollout(
             **{name: record[name] for name in (*PLAIN, "step")},
             outcome=Outcome(record["outcome"]),
+            retried=tuple(Outcome(outcome) for outcome in record["retried"]),
             verdict=verdict,
             calls=calls,
         )
@@ -159,6 +188,7 @@ def _written(rollout: Rollout) -> dict[str, Any]:
     return {
         **{name: getattr(rollout, name) for name in PLAIN},
         "outcome": rollout.outcome,
+        "retried": list(rollout.retried),
         "verdict": asdict(rollout.verdict) if rollout.verdict else None,
         "num_calls": len(rollout.calls),
     }
@@ -185,12 +215,24 @@ def identity(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def run_folders(root: Path) -> Iterator[RunFolder]:
+def run_folders(root: Path) -> list[RunFolder]:
     """Every run below `root`, newest first."""
-    configs = sorted(root.glob("**/config.json"), key=lambda p: p.stat().st_mtime, reverse=True)
-    for file in configs:
-        if (file.parent / "calls").is_dir():
-            yield RunFolder(path=file.parent)
+    return [RunFolder(path=folder) for folder in folders_with(root, "config.json") if (folder / "calls").is_dir()]
+
+
+def folders_with(root: Path, file: str) -> list[Path]:
+    """The folders below `root` that have such a file, those with the newest first; never one inside of a run.
+
+    What a live run renames or removes meanwhile is passed over.
+    """
+    found = []
+    for folder, below, files in os.walk(root):
+        if "calls" in below:
+            below.clear()
+        if file in files:
+            with contextlib.suppress(FileNotFoundError):
+                found.append((Path(folder, file).stat().st_mtime, Path(folder)))
+    return [folder for _, folder in sorted(found, reverse=True)]
 
 
 def find_run(resume: str, config: Mapping[str, Any], root: Path = Path("runs")) -> RunFolder:

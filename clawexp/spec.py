@@ -18,6 +18,11 @@ from clawexp.records import Finished, Image, Launch, Link, Needs, Owner, Sandbox
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Normaliser = Literal["rollout", "token", "constant"]
+"""See `clawexp.pack.pack`."""
+LeafFilter = Literal["cause", "paper"]
+Auxiliary = Literal["full", "drop"]
+"""See `clawexp.forest.prune` for both."""
 
 
 class Placed(Protocol):
@@ -220,35 +225,46 @@ class CriticOptions(Protocol):
 class Algo(Protocol):
     """How it learns: what a rollout is worth, a loss over sampled tokens, and the optimiser's numbers.
 
-    What tensors it takes is said by `clawexp.learner.Objective`; here they are Any, since this module has no torch.
+    Tensors are Any, since this module has no torch.
     """
 
-    lr: float
-    betas: tuple[float, float]
-    weight_decay: float
-    warmup_steps: int
-    grad_clip: float
-    normaliser: Literal["rollout", "token", "constant"]
-    constant_tokens: int
-    min_group: int
-    leaf_filter: Literal["cause", "paper"]
-    auxiliary: Literal["full", "drop"]
-
+    @property
+    def lr(self) -> float: ...
+    @property
+    def betas(self) -> tuple[float, float]: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def warmup_steps(self) -> int: ...
+    @property
+    def grad_clip(self) -> float: ...
+    @property
+    def normaliser(self) -> Normaliser: ...
+    @property
+    def constant_tokens(self) -> int: ...
+    @property
+    def min_group(self) -> int: ...
+    @property
+    def leaf_filter(self) -> LeafFilter: ...
+    @property
+    def auxiliary(self) -> Auxiliary: ...
     @property
     def recompute_old(self) -> bool: ...
 
     @property
     def critic(self) -> CriticOptions | None:
-        """None: the advantage of a token is the return of its rollout."""
+        """None: the advantage of a token is what its rollout is worth."""
         ...
 
-    def returns(
-        self, rewards: Sequence[float], groups: Sequence[tuple[str, str]], valid: Sequence[bool]
-    ) -> list[float]: ...
+    def worth(self, rewards: Sequence[float], groups: Sequence[tuple[str, str]], valid: Sequence[bool]) -> list[float]:
+        """One for each rollout; 0 where it is not valid. `groups` are (task, harness). Raises LearnerError."""
+        ...
 
     def loss(
         self, logprob: Any, old_logprob: Any, behaviour_logprob: Any, positive: Any, negative: Any
-    ) -> tuple[Any, dict[str, Any]]: ...
+    ) -> tuple[Any, dict[str, Any]]:
+        """Summed over tokens, all float32 [n], as `clawexp.batch` names them; and counts of tokens, by name."""
+        ...
 
 
 @component
@@ -256,11 +272,11 @@ class LearnerOptions:
     """How weights are updated."""
 
     token_budget: Positive
-    """Unique tokens in one forward and backward pass."""
+    """Unique tokens in one forward and backward pass; a tree that has more is passed alone and whole."""
     tree_pass: Literal["chain", "dfs"]
     """`chain` is faster, `dfs` holds only one path in memory; the same maths."""
     threads: Annotated[int, Field(ge=0)]
-    """CPU threads; 0 takes the number of physical cores."""
+    """CPU threads; 0 leaves it to torch: the cores that this process may use, or OMP_NUM_THREADS."""
 
 
 @component
@@ -362,3 +378,9 @@ class Experiment:
         parts = {f"harness {name}": harness for name, harness in self.harness.items()}
         parts |= {"runtime": self.runtime, "engine": self.model.engine}
         return {name: part for name, part in parts.items() if isinstance(part, Preparable)}
+
+    def prepare(self) -> None:
+        """Fetch or build what is not there yet, with progress on stderr. Raises ClawexpError."""
+        for part in self.preparable().values():
+            if part.prepared() is not None:
+                part.prepare()

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from sessions import call, random_trees, rollout, two_turns
+from made_rollouts import call, random_trees, rollout, two_turns
 
 from clawexp.batch import credited, load, save, split, sum_over_owners, trained, tree_token_ratio, validate
 from clawexp.errors import LearnerError
@@ -11,7 +11,7 @@ from clawexp.tree import grow
 
 def by_return(batch):
     """P and N where a token's advantage is its rollout's return."""
-    return credited(batch, batch["returns"][batch["owners"]])
+    return credited(batch, batch["worth"][batch["owners"]])
 
 
 def test_the_subtree_end_is_the_whole_attention_mask():
@@ -98,7 +98,7 @@ def test_a_saved_batch_is_read_back_bit_for_bit(tmp_path):
         ("owners", 3, 1, "an owner is no rollout"),
         ("successor", 2, 1, "a successor is not a later token"),
         ("successor", 2, 9, "a successor is not a later token"),
-        ("returns", 0, float("nan"), "return or weight is not finite"),
+        ("worth", 0, float("nan"), "return or weight is not finite"),
         ("weight", 0, -1.0, "a weight below 0"),
     ],
 )

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sessions import call, random_rollout, rollout, tiny_policy
+from made_rollouts import call, random_rollout, rollout, tiny_policy
 from torch import Tensor
 
 from clawexp.algo.grpo import Grpo
@@ -63,13 +63,13 @@ def exact(folder: Path, **other: Any) -> Learner:
     return learner
 
 
-def session(seed: int, number: int) -> Rollout:
+def attempt(seed: int, number: int) -> Rollout:
     return random_rollout(seed * 7 + number % 3, vocab=11, rollout_id=f"r{number}", num_calls=8)
 
 
-def sessions(seed: int) -> list[Rollout]:
+def attempts(seed: int) -> list[Rollout]:
     """Four rollouts; the last repeats the first to the bit, so that merged they share sampled tokens."""
-    return [session(seed, number) for number in range(4)]
+    return [attempt(seed, number) for number in range(4)]
 
 
 def trees_of(rollouts: list[Rollout]) -> list[Tree]:
@@ -77,7 +77,7 @@ def trees_of(rollouts: list[Rollout]) -> list[Tree]:
 
 
 def batch_of(seed: int = 0):
-    return pack([merge(trees_of(sessions(seed)))], RETURNS)
+    return pack([merge(trees_of(attempts(seed)))], RETURNS)
 
 
 def off_policy(batch):
@@ -154,7 +154,7 @@ def gradient(module: torch.nn.Module) -> Tensor:
 @pytest.mark.parametrize("seed", range(3))
 def test_values_advantages_losses_and_gradients_are_those_of_each_path_alone(tmp_path, mode, budget, seed):
     learner = exact(tmp_path / "policy", mode=mode, budget=budget, lambda_token=0.7, lambda_turn=0.9)
-    critic, algo, rollouts = critic_of(learner), learner.algo, sessions(seed)
+    critic, algo, rollouts = critic_of(learner), learner.algo, attempts(seed)
     trees = trees_of(rollouts)
     batch = off_policy(pack([merge(trees)], RETURNS))
     credited, seen = learner._credited(batch)
@@ -231,7 +231,7 @@ def decision_of(batch, token: int) -> int:
 @FEW
 @given(seed=st.integers(0, 10_000), budget=st.sampled_from([1, 30]))
 def test_packing_and_merging_change_neither_losses_nor_metrics(tmp_path, seed, budget):
-    trees = trees_of(sessions(seed))
+    trees = trees_of(attempts(seed))
     results = []
     for packed, other in ((trees, {}), ([merge(trees)], {"budget": budget}), ([merge(trees[:2]), *trees[2:]], {})):
         learner = exact(tmp_path / "policy", warmup_batches=0, **other)
@@ -319,7 +319,7 @@ def test_the_loss_of_an_update_can_be_told_before_it(tmp_path, warmup_batches):
 def test_a_batch_without_decisions_teaches_nobody(tmp_path):
     learner = make(tmp_path / "policy")
     head = state(critic_of(learner).head)
-    for batch in (pack([], {}), pack(trees_of(sessions(0)), {})):
+    for batch in (pack([], {}), pack(trees_of(attempts(0)), {})):
         assert learner.update(batch)["learner/skipped"] == 1
     assert same(head, state(critic_of(learner).head))
     assert critic_of(learner).warming

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sessions import call, random_rollout, rollout
+from made_rollouts import call, random_rollout, rollout
 
 from clawexp.forest import merge, prune
 from clawexp.tree import grow
@@ -61,7 +61,7 @@ def test_a_tree_that_trains_nothing_prunes_to_nothing():
     assert prune(grow(rollout([call("c0", [1], [2], kind="auxiliary")]))).segments == ()
 
 
-def test_what_is_left_of_random_sessions_is_spelt_as_before():
+def test_what_is_left_of_random_rollouts_is_spelt_as_before():
     for seed in range(40):
         tree = grow(random_rollout(seed))
         for leaf_filter in ("cause", "paper"):
@@ -107,7 +107,7 @@ def test_siblings_of_one_rollout_stay_apart_beside_another_rollout():
     ]
 
 
-def test_merged_random_sessions_spell_every_call_and_hold_each_answer_once():
+def test_merged_random_rollouts_spell_every_call_and_hold_each_answer_once():
     for seed in range(40):
         trees = [grow(random_rollout(seed * 10 + number, rollout_id=f"r{number}")) for number in range(3)]
         # The same session once more, as a deterministic engine would give it.

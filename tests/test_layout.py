@@ -93,13 +93,17 @@ def test_the_lists_of_this_file_name_modules_that_exist() -> None:
     assert {*SHARED_TESTS, *UNTESTED} <= set(modules())
 
 
+COMPOSED = ("experiment/", "launcher/", "outcome/", "harness/mix", "taskset/one_call")
+"""Options that set keys, or choose options; no component is theirs."""
+
+
 @pytest.mark.parametrize("option", options())
 def test_every_option_names_a_component_of_its_own_name(option: str) -> None:
     config = OmegaConf.load(ROOT / "conf" / option)
     targets = [OmegaConf.select(config, f"{section}_target_") for section in ("", "model.", "launcher.")]
     target = next(filter(None, targets), None)
     if target is None:
-        assert option.startswith(("launcher/", "outcome/", "harness/mix")), f"{option} names no component"
+        assert option.startswith(COMPOSED), f"{option} names no component"
         return
     component = get_class(target)
     own = "clawexp." + option.removesuffix(".yaml").replace("model/engine/", "engine/").replace("/", ".")

@@ -8,8 +8,8 @@ import torch
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_rollouts import call, random_rollout, rollout, tiny_policy
 from safetensors.torch import load_file, save_file
-from sessions import call, random_rollout, rollout, tiny_policy
 
 from clawexp.algo.grpo import Grpo
 from clawexp.batch import credited, load, save
@@ -82,7 +82,7 @@ def test_the_loss_of_a_merged_tree_is_the_sum_over_rollouts_and_calls_each_alone
     old = {}  # (ids on the path) -> old logprob: equal paths are equal states
     for token in batch["decision"].nonzero().flatten().tolist():
         old[path_ids(batch, token)] = batch["old_logprob"][token].double()
-    learner._forward_backward(credited(batch, batch["returns"][batch["owners"]]))
+    learner._forward_backward(credited(batch, batch["worth"][batch["owners"]]))
     found, found_loss = gradient(learner), learner.evaluate_loss(batch)
     learner.policy.zero_grad()
     reference = sum(per_call_loss(learner, tree, old) for tree in trees)
@@ -133,7 +133,7 @@ def assert_same_loss(learner: Learner, one, other) -> None:
 
 def size_of(batch) -> float:
     """Of a loss, without cancellation."""
-    batch = credited(batch, batch["returns"][batch["owners"]])
+    batch = credited(batch, batch["worth"][batch["owners"]])
     return max(float((batch["positive"] - batch["negative"]).sum()), 1e-12)
 
 
@@ -229,7 +229,8 @@ def test_micro_batches_add_up_to_the_whole_batch(tmp_path):
     whole, parts = exact(tmp_path / "policy"), exact(tmp_path / "policy", budget=1)
     batch = pack(trees_of(0), ADVANTAGES)
     one, other = whole.update(batch), parts.update(batch)
-    for key in one.keys() - {"learner/tokens_per_s"}:
+    assert (one["learner/largest_pass_tokens"], other["learner/largest_pass_tokens"]) == (201, 53)
+    for key in one.keys() - {"learner/tokens_per_s", "learner/largest_pass_tokens"}:
         assert one[key] == pytest.approx(other[key], rel=1e-9), key
     for weight, same in zip(state(whole), state(parts), strict=True):
         torch.testing.assert_close(weight, same)
@@ -363,7 +364,7 @@ def test_a_bandit_learns_which_token_is_rewarded(tmp_path):
         sampled = torch.multinomial(chances, 16, replacement=True, generator=generator).tolist()
         rewards = [float(token == rewarded) for token in sampled]
         names = [f"r{number}" for number in range(16)]
-        advantages = learner.algo.returns(rewards, [("task", "builtin")] * 16, [True] * 16)  # pyright: ignore
+        advantages = learner.algo.worth(rewards, [("task", "builtin")] * 16, [True] * 16)  # pyright: ignore
         trees = [
             grow(rollout([call("c0", prompt, [token], logprobs=(chances[token].log().item(),))], name))
             for name, token in zip(names, sampled, strict=True)

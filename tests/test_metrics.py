@@ -1,5 +1,6 @@
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -135,6 +136,14 @@ def test_the_same_task_under_two_harnesses_is_two_samples() -> None:
     values = measure_evaluation([rollout("a", 1.0), rollout("b", 0.0, harness="pi")])
     assert values["eval/score"] == 0.5
     assert not math.isnan(values["eval/score_ci95"])
+    assert (values["eval/score/builtin"], values["eval/score/pi"]) == (1.0, 0.0)
+    assert "eval/score/builtin" not in measure_evaluation([rollout("a", 1.0)])
+
+
+def test_what_was_made_again_is_counted_by_why() -> None:
+    values = measure([replace(rollout("a", 1.0), retried=(Outcome.ENGINE_FAULT, Outcome.ENGINE_FAULT))], {})
+    assert (values["rollout/retried"], values["retried/engine_fault"]) == (2.0, 2.0)
+    assert measure([rollout("b", 1.0)], {})["rollout/retried"] == 0.0
 
 
 def test_an_interval_narrows_with_the_root_of_the_number_and_needs_two() -> None:

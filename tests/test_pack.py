@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sessions import call, random_rollout, random_trees, rollout, two_turns
+from made_rollouts import call, random_rollout, random_trees, rollout, two_turns
 
 from clawexp.batch import credited, validate
 from clawexp.errors import LearnerError
@@ -29,7 +29,7 @@ def test_a_packed_tree_has_the_documented_columns():
     assert batch["sampled"].nonzero().flatten().tolist() == [2, 3, 6, 8]
     assert batch["decision"].tolist() == batch["sampled"].tolist()
     assert batch["behaviour_logprob"].tolist() == pytest.approx([0, 0, -0.5, -0.51, 0, 0, -0.25, 0, -0.5])
-    assert columns(batch, "version", "returns", "weight") == [[-1, -1, 0, 0, -1, -1, 0, -1, 0], [8], [1 / 4]]
+    assert columns(batch, "version", "worth", "weight") == [[-1, -1, 0, 0, -1, -1, 0, -1, 0], [8], [1 / 4]]
     assert columns(batch, "owner_offsets", "owners") == [list(range(10)), [0] * 9]
     assert columns(batch, "successor", "within") == [
         [-1, -1, 3, 6, -1, -1, -1, -1, -1],
@@ -63,7 +63,7 @@ def test_merging_changes_no_rollouts_total_weight():
         trees, returns = random_trees(seed), {"r0": 1.0, "r1": -0.5, "r2": 0.25, "r3": -0.75}
         apart, merged = (pack(each, returns) for each in (trees, [merge(trees)]))
         validate(merged)
-        apart, merged = (credited(each, each["returns"][each["owners"]]) for each in (apart, merged))
+        apart, merged = (credited(each, each["worth"][each["owners"]]) for each in (apart, merged))
         for key in ("positive", "negative"):
             torch.testing.assert_close(apart[key].sum(), merged[key].sum())
 
@@ -78,8 +78,8 @@ def test_a_return_without_a_tree_is_refused():
         pack([grow(two_turns())], {"r0": 1.0, "r9": 1.0})
 
 
-def test_a_return_that_is_not_finite_is_refused():
-    with pytest.raises(LearnerError, match=r"\['r0'\] are not finite"):
+def test_a_worth_that_is_not_finite_is_refused():
+    with pytest.raises(LearnerError, match=r"\['r0'\] is not finite"):
         pack([grow(two_turns())], {"r0": float("nan")})
 
 

@@ -71,6 +71,7 @@ class World:
     script: Callable[[str], Script]
     socket: Path = Path("/nowhere")
     port: int = 1
+    rendering: str = "qwen3"
     begun: list[str] = field(default_factory=list)
     """Rollouts whose sandbox was asked for, in order."""
     inside: int = 0
@@ -357,6 +358,7 @@ async def test_an_outcome_that_is_to_be_retried_is_made_again_under_a_fresh_id(t
     assert world.begun == ["00003-t-scripted-0", "00003-t-scripted-0-r1"]
     assert (rollout.id, rollout.outcome, rollout.reward) == ("00003-t-scripted-0-r1", Outcome.COMPLETED, 0.75)
     assert (rollout.number, rollout.seed) == (0, 100)
+    assert rollout.retried == (Outcome.RUNTIME_FAULT,)
 
 
 async def test_retries_end_and_leave_the_last_outcome_without_a_reward(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clawexp.capture.journal import CallJournal
+from clawexp.capture.journal import CallJournal, read_records
 from clawexp.errors import ConfigError, JournalError
 from clawexp.outcome import Outcome
 from clawexp.records import Call, Rollout, Verdict
@@ -68,14 +69,15 @@ async def gathered(folder: RunFolder, step: int, number: int = 0, head: str = ""
 
 def begun(path: Path) -> RunFolder:
     folder = RunFolder(path=path)
-    assert folder.begin(CONFIG, {"python": "3"}) == 0
+    assert folder.begin(CONFIG) == 0
+    folder.note_environment({"python": "3", "rendering": "abc"})
     return folder
 
 
 async def run_steps(folder: RunFolder, steps: range, checkpoints: bool = True) -> None:
     """What a run leaves of some steps; a checkpoint after each."""
     for step in steps:
-        folder.record(step, [await gathered(folder, step)], [0.5], {"loss": step / 10})
+        folder.record(step, [await gathered(folder, step)], {}, {"learner/loss": step / 10})
         if checkpoints:
             folder.checkpoint(step + 1).mkdir()
 
@@ -83,7 +85,7 @@ async def run_steps(folder: RunFolder, steps: range, checkpoints: bool = True) -
 def test_a_fresh_folder_holds_the_config_and_the_environment(tmp_path: Path) -> None:
     folder = begun(tmp_path / "deep" / "run")
     assert folder.config == CONFIG
-    assert json.loads((folder.path / "environment.json").read_text()) == {"python": "3"}
+    assert json.loads((folder.path / "environment.json").read_text()) == {"python": "3", "rendering": "abc"}
     assert folder.calls.is_dir()
     assert not folder.finished
 
@@ -92,10 +94,14 @@ async def test_what_a_step_consumed_is_read_back_as_it_was(tmp_path: Path) -> No
     folder = begun(tmp_path)
     done = await gathered(folder, 0)
     lost = replace(done, id="00000-t-builtin-1", outcome=Outcome.HARNESS_FAULT, reward=None, calls=(), verdict=None)
-    folder.record(0, [done, lost], [0.5, 0.0], {"loss": 0.125})
+    lost = replace(lost, retried=(Outcome.ENGINE_FAULT,))
+    folder.record(0, [done, lost], {done.id: 0.5}, {"learner/loss": 0.125, "reward/mean": math.nan})
     assert folder.rollouts(0) == [done, lost]
     assert folder.rollouts(1) == []
-    assert folder.steps() == {0: {"kind": "step", "step": 0, "version": 0, "loss": 0.125}}
+    assert folder.steps() == {
+        0: {"kind": "step", "step": 0, "version": 0, "metrics": {"learner/loss": 0.125, "reward/mean": None}}
+    }
+    assert folder.last_metrics() == {"learner/loss": 0.125}
 
 
 async def test_going_on_drops_what_belongs_to_steps_that_are_done_again(tmp_path: Path) -> None:
@@ -103,7 +109,7 @@ async def test_going_on_drops_what_belongs_to_steps_that_are_done_again(tmp_path
     await run_steps(folder, range(2))
     await run_steps(folder, range(2, 4), checkpoints=False)
     await gathered(folder, 4)
-    assert folder.begin(CONFIG, {}) == 2
+    assert folder.begin(CONFIG) == 2
     assert sorted(folder.steps()) == [0, 1]
     assert sorted(path.stem for path in folder.calls.glob("*.log")) == ["00000-t-builtin-0", "00001-t-builtin-0"]
     await run_steps(folder, range(2, 3))
@@ -115,16 +121,36 @@ async def test_evaluations_from_the_step_that_is_gone_on_with_are_dropped_too(tm
     await run_steps(folder, range(2))
     for step in (0, 1, 2, 3):
         await gathered(folder, step, head="eval-")
-    assert folder.begin(CONFIG, {}) == 2
+    assert folder.begin(CONFIG) == 2
     kept = sorted(path.stem for path in folder.calls.glob("eval-*"))
     assert kept == ["eval-00000-t-builtin-0", "eval-00001-t-builtin-0"]
+
+
+async def test_an_evaluation_is_journalled_and_no_part_of_a_step(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    await run_steps(folder, range(1))
+    folder.record_evaluation(1, [await gathered(folder, 1, head="eval-")])
+    lines = [record for record in read_records(folder.path / "rollouts.log") if record["kind"] == "evaluation"]
+    assert [(line["step"], line["outcome"]) for line in lines] == [(1, "truncated")]
+    assert folder.rollouts(1) == []
+    assert folder.begin(CONFIG) == 1  # it will be made again
+    assert not any(record["kind"] == "evaluation" for record in read_records(folder.path / "rollouts.log"))
+
+
+async def test_a_run_does_not_go_on_where_conversations_become_other_tokens(tmp_path: Path) -> None:
+    folder = begun(tmp_path)
+    folder.note_environment({"rendering": "another"})  # nothing was done yet
+    await run_steps(folder, range(1))
+    folder.note_environment({"rendering": "another"})
+    with pytest.raises(ConfigError, match="another rendering of conversations"):
+        folder.note_environment({"rendering": "abc"})
 
 
 async def test_without_a_checkpoint_everything_is_done_again(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     await run_steps(folder, range(2), checkpoints=False)
     await gathered(folder, 0, head="eval-")
-    assert folder.begin(CONFIG, {}) == 0
+    assert folder.begin(CONFIG) == 0
     assert folder.steps() == {}
     assert list(folder.calls.iterdir()) == []
 
@@ -135,7 +161,7 @@ async def test_a_torn_last_line_costs_that_line_alone(tmp_path: Path) -> None:
     log = folder.path / "rollouts.log"
     log.write_bytes(log.read_bytes()[:-7])
     assert sorted(folder.steps()) == [0]
-    assert folder.begin(CONFIG, {}) == 2
+    assert folder.begin(CONFIG) == 2
     await run_steps(folder, range(2, 3))
     assert sorted(folder.steps()) == [0, 2]
 
@@ -148,7 +174,7 @@ async def test_a_line_that_was_changed_is_an_error_with_file_and_line(tmp_path: 
     with pytest.raises(JournalError, match=r"rollouts\.log, line 1: its checksum is wrong"):
         folder.rollouts(1)
     with pytest.raises(JournalError, match=r"rollouts\.log, line 1: its checksum is wrong"):
-        folder.begin(CONFIG, {})
+        folder.begin(CONFIG)
 
 
 async def test_calls_that_are_gone_are_an_error(tmp_path: Path) -> None:
@@ -195,7 +221,7 @@ def test_auto_finds_the_newest_unfinished_run_of_the_experiment(tmp_path: Path) 
         {"old": CONFIG, "newer": {**CONFIG, "steps": 9}, "done": CONFIG, "other": {**CONFIG, "seed": 1}}.items()
     ):
         folder = RunFolder(path=tmp_path / "2026-01-01" / name)
-        folder.begin(config, {})
+        folder.begin(config)
         os.utime(folder.path / "config.json", (age, age))
     RunFolder(path=tmp_path / "2026-01-01" / "done").finish()
     assert find_run("auto", {**CONFIG, "resume": "auto"}, tmp_path).path.name == "newer"
@@ -210,7 +236,7 @@ def test_a_run_can_be_named_even_when_it_is_finished(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run")
     folder.finish()
     assert find_run(str(folder.path), {**CONFIG, "steps": 9, "resume": str(folder.path)}) == folder
-    folder.begin(CONFIG, {})
+    folder.begin(CONFIG)
     assert not folder.finished
 
 
@@ -242,6 +268,15 @@ def test_checkpoints_and_weights_are_not_taken_for_runs(tmp_path: Path) -> None:
     assert list(run_folders(tmp_path)) == [folder]
 
 
+def test_what_vanishes_meanwhile_is_passed_over(tmp_path: Path) -> None:
+    kept, gone = (RunFolder(path=tmp_path / name) for name in ("kept", "gone"))
+    kept.begin(CONFIG)
+    gone.begin(CONFIG)
+    (gone.path / "config.json").unlink()
+    (gone.path / "config.json").symlink_to("nowhere")
+    assert run_folders(tmp_path) == [kept]
+
+
 def test_a_run_that_a_process_still_runs_is_neither_found_nor_taken(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run")
     holder = (
@@ -269,6 +304,6 @@ def test_a_run_that_a_process_still_runs_is_neither_found_nor_taken(tmp_path: Pa
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     (folder.path / "config.json.new").write_text("half of an earlier try")
-    folder.begin({**CONFIG, "steps": 5}, {})
+    folder.begin({**CONFIG, "steps": 5})
     assert folder.config["steps"] == 5
     assert not list(folder.path.glob("*.new"))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sessions import call, random_rollout, rollout
+from made_rollouts import call, random_rollout, rollout
 
 from clawexp.errors import LearnerError
 from clawexp.records import Span
@@ -50,7 +50,7 @@ def test_a_turn_grows_behind_the_answer_that_it_continues():
     assert [segment.calls for segment in tree.segments] == [("c0",), ("c0",), ("c1",), ("c1",)]
 
 
-def test_random_sessions_grow_into_the_tree_that_comparing_all_pairs_gives():
+def test_random_rollouts_grow_into_the_tree_that_comparing_all_pairs_gives():
     for seed in range(SESSIONS):
         attempt = random_rollout(seed)
         tree = grow(attempt)
@@ -62,7 +62,7 @@ def test_random_sessions_grow_into_the_tree_that_comparing_all_pairs_gives():
         assert tree.num_tokens == unique, seed
 
 
-def test_random_sessions_are_spelt_exactly_with_each_sampled_token_once():
+def test_random_rollouts_are_spelt_exactly_with_each_sampled_token_once():
     for seed in range(100):
         attempt = random_rollout(seed)
         tree = grow(attempt)

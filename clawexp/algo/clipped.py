@@ -1,12 +1,56 @@
-"""The clipped objective that the algorithms share. Tensors are used through their methods only: no torch."""
+"""What the algorithms share: the optimiser's numbers and the clipped objective.
 
-from typing import TYPE_CHECKING
+Tensors are used through their methods only, so that a configuration is checked without torch.
+"""
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from clawexp.component import component
+from clawexp.spec import Auxiliary, LeafFilter, Normaliser
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
 """Keeps exp finite; far outside of any clip."""
+
+
+@component
+class Clipped:
+    """An algorithm with a clipped objective per sampled token. What a rollout is worth is for each to say."""
+
+    lr: Annotated[float, Field(gt=0)]
+    betas: tuple[float, float]
+    weight_decay: Annotated[float, Field(ge=0)]
+    warmup_steps: Annotated[int, Field(ge=0)]
+    """Updates of the policy over which the learning rate rises to `lr`."""
+    grad_clip: Annotated[float, Field(gt=0)]
+    """Largest norm of the gradient."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)]
+    clip_high: Annotated[float, Field(gt=0)]
+    tis_cap: Annotated[float, Field(gt=0)]
+    normaliser: Normaliser
+    """See `clawexp.pack.pack`."""
+    constant_tokens: Annotated[int, Field(ge=1)]
+    min_group: Annotated[int, Field(ge=1)]
+    """A group with fewer valid rollouts is left out."""
+    auxiliary: Auxiliary
+    leaf_filter: LeafFilter
+    """See `clawexp.forest.prune`."""
+
+    def loss(
+        self,
+        logprob: "Tensor",
+        old_logprob: "Tensor",
+        behaviour_logprob: "Tensor",
+        positive: "Tensor",
+        negative: "Tensor",
+    ) -> "tuple[Tensor, dict[str, Tensor]]":
+        """`clipped_loss`, summed over tokens, all [n]; P and N hold advantage and weight (`clawexp.batch`)."""
+        logprobs, credit = (logprob, old_logprob, behaviour_logprob), (positive, negative)
+        return clipped_loss(logprobs, credit, (self.clip_low, self.clip_high), self.tis_cap)
 
 
 def clipped_loss(

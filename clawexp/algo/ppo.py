@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from clawexp.algo.clipped import clipped_loss
+from clawexp.algo.clipped import Clipped
 from clawexp.component import component
 from clawexp.errors import LearnerError
-from clawexp.forest import Auxiliary, LeafFilter
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,27 +68,9 @@ class Critic:
 
 
 @component
-class Ppo:
+class Ppo(Clipped):
     """One advantage per token and rollout, a clipped objective per sampled token."""
 
-    lr: Annotated[float, Field(gt=0)]
-    betas: tuple[float, float]
-    weight_decay: Annotated[float, Field(ge=0)]
-    warmup_steps: Annotated[int, Field(ge=0)]
-    """Updates of the policy over which the learning rate rises to `lr`."""
-    grad_clip: Annotated[float, Field(gt=0)]
-    """Largest norm of the gradient."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)]
-    clip_high: Annotated[float, Field(gt=0)]
-    tis_cap: Annotated[float, Field(gt=0)]
-    normaliser: Literal["rollout", "token", "constant"]
-    """See `clawexp.pack.pack`."""
-    constant_tokens: Annotated[int, Field(ge=1)]
-    min_group: Annotated[int, Field(ge=1)]
-    """A group with fewer valid rollouts is left out."""
-    auxiliary: Auxiliary
-    leaf_filter: LeafFilter
-    """See `clawexp.forest.prune`."""
     critic: Critic
 
     @property
@@ -97,9 +78,7 @@ class Ppo:
         """The pass that reads the values scores the batch, too."""
         return True
 
-    def returns(
-        self, rewards: Sequence[float], groups: Sequence[tuple[str, str]], valid: Sequence[bool]
-    ) -> list[float]:
+    def worth(self, rewards: Sequence[float], groups: Sequence[tuple[str, str]], valid: Sequence[bool]) -> list[float]:
         """One per rollout: its reward, which is all that is given to it, at its end. 0 where it is not valid.
 
         Raises LearnerError for a valid reward outside of [0, 1], where values lie.
@@ -111,15 +90,3 @@ class Ppo:
                     "values are. Let the grader score within it."
                 )
         return [reward if is_valid else 0.0 for reward, is_valid in zip(rewards, valid, strict=True)]
-
-    def loss(
-        self,
-        logprob: "Tensor",
-        old_logprob: "Tensor",
-        behaviour_logprob: "Tensor",
-        positive: "Tensor",
-        negative: "Tensor",
-    ) -> "tuple[Tensor, dict[str, Tensor]]":
-        """`clawexp.algo.clipped`, summed over tokens, all [n]; P and N hold advantage and weight (`clawexp.batch`)."""
-        logprobs, credit = (logprob, old_logprob, behaviour_logprob), (positive, negative)
-        return clipped_loss(logprobs, credit, (self.clip_low, self.clip_high), self.tis_cap)

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 
 from clawexp.engine.client import EngineClient, Generation
 from clawexp.errors import CaptureError, EngineError
+from clawexp.records import LOGPROB_ROUNDING
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 8.0
-ROUNDING = 1e-6
-"""A certain token's logprob can come out a little above 0."""
 
 
 class Sampler:
@@ -50,7 +49,7 @@ class Sampler:
         faults = []
         if len(generation.ids) > max_tokens:
             faults.append(f"{len(generation.ids)} ids where {max_tokens} were the limit")
-        if not all(math.isfinite(logprob) and logprob <= ROUNDING for logprob in generation.logprobs):
+        if not all(math.isfinite(logprob) and logprob <= LOGPROB_ROUNDING for logprob in generation.logprobs):
             faults.append("logprobs that are not logarithms of probabilities")
         if generation.finish_reason == "stop" and generation.ids[-1] not in self._stop_ids:
             faults.append("a stop without its stop token, which then is not trained")

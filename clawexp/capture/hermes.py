@@ -55,7 +55,8 @@ def _sound(call: ToolCall) -> bool:
     if not isinstance(call.name, str) or not call.name or not isinstance(call.arguments, dict):
         return False
     try:
-        json.dumps(call.arguments, allow_nan=False)
+        # There every number is a float, and one of 309 digits infinite.
+        json.dumps(json.loads(json.dumps(call.arguments, allow_nan=False), parse_int=float), allow_nan=False)
     except (ValueError, RecursionError):
         return False
     return True

@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -34,14 +34,20 @@ class AppendLog:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise JournalError(f"{path} cannot be opened for appending: {error}") from error
-        _cut_torn_tail(self._file)
-        if fsync:
-            _sync_folder(path.parent)
+        with self._closed_on_error():
+            _cut_torn_tail(self._file)
+            if fsync:
+                _sync_folder(path.parent)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record; durable at return. Raises JournalError, after which the log takes no more."""
+        self.extend([record])
+
+    def extend(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write several, durable together at return. Raises JournalError, after which the log takes no more."""
         with self._closed_on_error():
-            self._write(record)
+            for record in records:
+                self._write(record)
             if self._fsync:
                 os.fsync(self._file)
 

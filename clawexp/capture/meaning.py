@@ -65,7 +65,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > EXACT:
-        return int(float(value))
+        try:
+            return int(float(value))
+        except OverflowError:  # infinite there, which is written so
+            return None
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
         return int(value)
     return value

@@ -9,7 +9,7 @@ VERBS = {
     "train": "run the experiment (the default verb)",
     "eval": "score a model, or a run's newest checkpoint, on held-out tasks",
     "doctor": "say what this machine can run, and what to do about the rest",
-    "prepare": "fetch and pin what a harness, an engine or a model needs",
+    "prepare": "fetch or build what a harness, a runtime, an engine or a model needs",
     "replay": "rebuild a run's last batch from its journal and compare the loss",
     "jobs": "list the runs that launchers started: state, step, folder",
     "reap": "remove what killed runs left behind",
@@ -29,6 +29,7 @@ DECIDES = {
     "algo": "how it learns",
     "launcher": "which machine runs it",
     "logger": "who is told",
+    "experiment": "several of these choices, and numbers that suit them",
 }
 """What one chooses by each group; the other groups hold numbers."""
 
@@ -73,7 +74,7 @@ def sort_arguments(argv: list[str]) -> Arguments:
     overrides: list[str] = []
     flags: list[str] = []
     dry_run = False
-    words = iter(argv)
+    words = iter(_separated(argv))
     for word in words:
         if word == "--dry-run":
             dry_run = True
@@ -89,6 +90,15 @@ def sort_arguments(argv: list[str]) -> Arguments:
         else:
             flags.append(word)
     return Arguments(overrides=tuple(overrides), flags=tuple(flags), dry_run=dry_run)
+
+
+def _separated(argv: list[str]) -> list[str]:
+    """`--cfg=job` as `--cfg job`."""
+    words: list[str] = []
+    for word in argv:
+        name, equals, value = word.partition("=")
+        words += [name, value] if equals and name in WITH_VALUE else [word]
+    return words
 
 
 def conf_folder() -> Path:

@@ -66,7 +66,7 @@ def check(
     parsed, problems = parse(overrides)
     if not multirun:
         problems += [Problem(where=str(o.input_line), what=ONE_VALUE) for o in parsed if o.is_sweep_override()]
-    options = {"experiment": [], **groups(conf_folder())}
+    options = groups(conf_folder())
     chosen = [o for o in parsed if o.key_or_group in options]
     valued = [o for o in parsed if o.key_or_group not in options and not o.key_or_group.startswith("hydra")]
     bad_options = [p for o in chosen for p in _unknown_options(o, options[o.key_or_group])]

@@ -13,5 +13,5 @@ def run(argv: Sequence[str]) -> int:
     root = scratch_root()
     removed = sweep(root) if root.exists() else 0
     left = len(list(root.iterdir())) if root.exists() else 0
-    print(f"removed the remains of {removed} killed runs; {left} live runs under {root}")
+    print(f"removed {removed} folders that killed runs had left; {left} of live ones are under {root}")
     return 0

@@ -1,7 +1,8 @@
 """Rebuild the batch of a run's last replayable step from its journal, and compare the loss with the logged one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -20,7 +21,7 @@ def run(argv: Sequence[str]) -> int:
     if not (folder.path / "config.json").is_file():
         raise ConfigError(f"{folder.path}: no run there (no config.json)")
     steps = folder.steps()
-    replayable = [step for step in folder.checkpoint_steps() if steps.get(step, {}).get("loss") is not None]
+    replayable = [step for step in folder.checkpoint_steps() if _loss(steps, step) is not None]
     if not replayable:
         kept = ", ".join(map(str, folder.checkpoint_steps())) or "none"
         raise ConfigError(f"{folder.path}: no step follows a kept checkpoint (checkpoints: {kept})")
@@ -30,10 +31,16 @@ def run(argv: Sequence[str]) -> int:
     from clawexp.replay import replayed_loss
 
     found = replayed_loss(experiment, folder, step)
-    logged = steps[step]["loss"]
+    logged = _loss(steps, step)
+    assert logged is not None
     print(f"step {step}: loss {found:.9g} from the journal, {logged:.9g} logged, difference {abs(found - logged):.2g}")
     if abs(found - logged) > TOLERANCE:
         raise LearnerError(
             f"step {step} of {folder.path} does not replay: the losses differ by more than {TOLERANCE:g}"
         )
     return 0
+
+
+def _loss(steps: Mapping[int, Mapping[str, Any]], step: int) -> float | None:
+    """What was logged of a step; None where it had none."""
+    return steps.get(step, {}).get("metrics", {}).get("learner/loss")

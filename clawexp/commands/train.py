@@ -21,6 +21,7 @@ from clawexp.commands.overrides import assigned, sweep_points
 from clawexp.commands.plan import print_plan
 from clawexp.errors import ClawexpError, ConfigError
 from clawexp.model.checkpoint import checkpoint_folder
+from clawexp.redact import redact
 from clawexp.run_folder import RunFolder, find_run
 from clawexp.spec import Experiment
 
@@ -60,7 +61,7 @@ def _run_folder(arguments: Arguments) -> list[str]:
     if many:
         return [f"hydra.run.dir={fresh}", f"hydra.sweep.dir={fresh}"]
     config = composed(arguments.overrides)
-    folder = fresh if config.resume is None else find_run(config.resume, resolved(config)).path
+    folder = fresh if config.resume is None else find_run(config.resume, redact(resolved(config))).path
     if config.launcher is not None:  # to Hydra it is a sweep of one
         return [assigned("hydra.sweep.dir", str(folder)), "hydra.sweep.subdir=."]
     return [assigned("hydra.run.dir", str(folder))]
@@ -89,17 +90,18 @@ def task(config: DictConfig) -> dict[str, float]:
 
 def _train(config: DictConfig, folder: RunFolder) -> dict[str, float]:
     experiment = build(config)
+    if folder.finished and folder.checkpoint_steps()[-1] >= experiment.steps:
+        print(f"run {folder.path} is finished; ask for more than its {experiment.steps} steps", file=sys.stderr)
+        return folder.last_metrics()
     if folder.checkpoint_steps() and experiment.resume is None:
         raise ConfigError(f"{folder.path} already holds a run; go on with it by resume={folder.path}")
     checkpoint_folder(experiment.model.path)
-    for part in experiment.preparable().values():
-        if part.prepared() is not None:
-            part.prepare()
+    experiment.prepare()
     # torch is imported only now, when the experiment is known to be possible.
     from clawexp.experiment import train_until_done
 
     print(f"run {folder.path}: {_summary(experiment)}; starting", file=sys.stderr)
-    last = train_until_done(experiment, folder, resolved(config))
+    last = train_until_done(experiment, folder, redact(resolved(config)))
     print(f"done; what the run left is in {folder.path}", file=sys.stderr)
     return last
 

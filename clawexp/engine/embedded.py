@@ -1,5 +1,6 @@
 """The engine that needs nothing but this package: a small torch loop in a child process, behind the engine URL."""
 
+import os
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.spec import Model, Positive, Seconds
 
 LOG = "engine.log"
+SMALL_BYTES = 64_000_000
 
 
 @component
@@ -28,7 +30,8 @@ class Embedded:
     """Prompt tokens computed between two steps of generation."""
     deterministic: bool
     """The same prompts and keys give the same bits at any concurrency; slower, nothing is shared between calls."""
-    threads: Positive
+    threads: Positive | None
+    """None: one for a checkpoint below SMALL_BYTES, where a second one gains nothing; else one for each core."""
     start_s: Seconds
     """For the start, and for each load of weights."""
 
@@ -36,7 +39,7 @@ class Embedded:
     async def serve(self, model: Model, seed: int, folder: Path) -> AsyncIterator[EngineClient]:
         """Start the engine; its stderr goes to `folder/engine.log`. Raises ConfigError and EngineError."""
         settings = self.settings(model, seed)
-        environment = {"OMP_NUM_THREADS": str(self.threads)}
+        environment = {"OMP_NUM_THREADS": str(settings["threads"])}
         if self.deterministic:  # the matrix library's own promise of equal bits whatever the alignment
             environment["MKL_CBWR"] = "AUTO"
         options = ChildOptions(
@@ -62,9 +65,14 @@ class Embedded:
             "prefill_chunk": self.prefill_chunk,
             "context": model.context,
             "deterministic": self.deterministic,
-            "threads": self.threads,
+            "threads": self.threads or _threads_for(checkpoint_folder(model.path)),
         }
 
     def client(self, url: str, key: str) -> EngineClient:
         """A connection to the live engine, not yet open."""
         return EngineClient(url, key, self.start_s)
+
+
+def _threads_for(checkpoint: Path) -> int:
+    weights = (checkpoint / "model.safetensors").stat().st_size
+    return 1 if weights < SMALL_BYTES else len(os.sched_getaffinity(0))

@@ -3,15 +3,14 @@
 import contextlib
 import fcntl
 import hashlib
-import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clawexp.cache import cache_folder, run_program, say
 from clawexp.errors import EngineError
 
 LOCKS = Path(__file__).parent / "locks"
@@ -34,11 +33,10 @@ class VllmEnvironment:
     @property
     def root(self) -> Path:
         """Its folder; other pins have another."""
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         pins = [word.encode() for word in (*platform.python_version_tuple()[:2], *self.install)]
         pins += [file.read_bytes() for word in self.install if (file := LOCKS / word).is_file()]
         digest = hashlib.sha256(b"\0".join(pins)).hexdigest()[:12]
-        return cache / "clawexp" / "engine" / f"{self.name}-{digest}"
+        return cache_folder("engine") / f"{self.name}-{digest}"
 
     @property
     def python(self) -> Path:
@@ -55,12 +53,13 @@ class VllmEnvironment:
             if self.ready:
                 return
             shutil.rmtree(self.root, ignore_errors=True)  # what an interrupted one left
-            _say(f"{self.name}: making {self.root}: some gigabytes, some minutes")
-            _run([sys.executable, "-m", "venv", str(self.root)], "")
+            say(f"{self.name}: making {self.root}: some gigabytes, some minutes")
+            run_program([sys.executable, "-m", "venv", str(self.root)], EngineError)
             cure = f"where no CPU build of torch was found, set PIP_EXTRA_INDEX_URL={CPU_INDEX} and try again"
-            _run([str(self.python), "-m", "pip", "install", *self.install], cure)
-            _run([str(self.python), "-c", "import vllm.entrypoints.openai.api_server"], "")
-            installed = _run([str(self.python), "-m", "pip", "freeze"], "")
+            pip = [str(self.python), "-m", "pip"]
+            run_program([*pip, "install", *self.install], EngineError, cwd=LOCKS, cure=cure)
+            run_program([str(self.python), "-c", "import vllm.entrypoints.openai.api_server"], EngineError)
+            installed = run_program([*pip, "freeze"], EngineError)
             (self.root / DONE).write_text(installed)
 
 
@@ -69,20 +68,3 @@ def _alone(lock: Path) -> Iterator[None]:
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
-
-
-def _run(argv: Sequence[str], cure: str) -> str:
-    try:
-        done = subprocess.run(argv, cwd=LOCKS, text=True, stdin=subprocess.DEVNULL, capture_output=True)
-    except OSError as error:
-        raise EngineError(f"{' '.join(argv)}: {error}") from error
-    if done.returncode != 0:
-        tail = (done.stderr or done.stdout)[-TAIL:].strip()
-        hint = f"; {cure}" if cure else ""
-        raise EngineError(f"{' '.join(argv)} ended with {done.returncode}{hint}. It said:\n{tail}")
-    return done.stdout

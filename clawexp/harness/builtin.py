@@ -85,16 +85,24 @@ class Builtin:
         return ENDED.get(str(_report(finished).get("ended")))
 
     def counts(self, finished: Finished) -> Mapping[str, float]:
-        return {name: value for name, value in _report(finished).items() if name != "ended"}
+        return {
+            name: float(value)
+            for name, value in _report(finished).items()
+            if name != "ended" and isinstance(value, int | float)
+        }
 
 
 def _report(finished: Finished) -> dict[str, Any]:
-    """The last line that it printed; empty where it was killed or failed before that."""
+    """The last line that it printed; empty where it was killed or failed before that.
+
+    What the model runs may write there, too, so the line can be anything.
+    """
     lines = finished.stdout.splitlines()
     try:
-        return json.loads(lines[-1]) if lines else {}
-    except ValueError:
+        report = json.loads(lines[-1]) if lines else None
+    except (ValueError, RecursionError):
         return {}
+    return report if isinstance(report, dict) else {}
 
 
 ENDED = {

@@ -306,6 +306,8 @@ class Loop:
                 raise Refused(f"no tool {name!r}")
             arguments = json.loads(call["function"]["arguments"] or "{}")
             result = self.spawn(**arguments) if name == "spawn" else getattr(self.tools, name)(**arguments)
+        except ConnectionError:  # a helper has lost the model; that is nothing to tell the model
+            raise
         except (Refused, OSError, ValueError, TypeError, AttributeError) as error:
             self.counts["tool_errors"] += 1
             result = f"error: {said(error)}"

@@ -5,14 +5,13 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from clawexp.cache import cache_folder, run_program, say, without_secrets
 from clawexp.errors import HarnessError
 
 NPM = (
@@ -26,8 +25,6 @@ NPM = (
 )
 INSTALL_S = 900
 CALL_S = 180
-TAIL = 2000
-"""Characters of a failed program's output in a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +40,7 @@ class Package:
     @property
     def root(self) -> Path:
         """Folder of this package and its Node; other pins have another."""
-        return _cache() / f"{self.name}-{_digest([self.package, self.version, self.node])}"
+        return cache_folder("harness") / f"{self.name}-{_digest([self.package, self.version, self.node])}"
 
     @property
     def folder(self) -> Path:
@@ -72,27 +69,31 @@ class Package:
             path = f"{place}/node/node_modules/node/bin:{os.environ['PATH']}"
             self._npm(place, f"{self.package}@{self.version}", path)
             self._check_version(place, path)
-            # Whoever was faster installed the same.
-            with contextlib.suppress(OSError):
+            try:
                 place.rename(self.root)
+            except OSError as error:
+                if not self.root.is_dir():  # otherwise whoever was faster installed the same
+                    raise HarnessError(f"{self.name} could not be put to {self.root}: {error}") from error
 
     def _npm(self, place: Path, wanted: str, path: str) -> None:
-        _say(f"{self.name}: npm install {wanted}")
+        say(f"{self.name}: npm install {wanted}")
         place.mkdir(parents=True, exist_ok=True)
         (place / "package.json").write_text("{}")
-        _run([*NPM, wanted], {**os.environ, "PATH": path}, INSTALL_S, cwd=place)
+        env = {**without_secrets(os.environ), "PATH": path}
+        run_program([*NPM, wanted], HarnessError, env=env, cwd=place, timeout_s=INSTALL_S)
 
     def _check_version(self, place: Path, path: str) -> None:
         binary = place / "node_modules/.bin" / self.binary
-        said = _run([str(binary), "--version"], {"PATH": path, "HOME": str(place.parent)}, CALL_S)
+        env = {"PATH": path, "HOME": str(place.parent)}
+        said = run_program([str(binary), "--version"], HarnessError, env=env, timeout_s=CALL_S)
         if self.version not in said.split():
             raise HarnessError(f"{binary} says it is {said.strip()!r}, not the pinned {self.version}")
-        _say(f"{self.name}: {self.package} {self.version} with Node {self.node} in {self.root}")
+        say(f"{self.name}: {self.package} {self.version} with Node {self.node} in {self.root}")
 
     def call(self, argv: Sequence[str], env: Mapping[str, str]) -> str:
         """Run a program of the package to its end. Returns what it says. Raises HarnessError."""
-        _say(f"{self.name}: {' '.join(argv[1:])}")
-        return _run(argv, env, CALL_S)
+        say(f"{self.name}: {' '.join(argv[1:])}")
+        return run_program(argv, HarnessError, env=env, timeout_s=CALL_S)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -104,34 +105,5 @@ class Package:
             yield Path(path)
 
 
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "clawexp" / "harness"
-
-
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(line + "\n")
-    sys.stderr.flush()
-
-
-def _run(argv: Sequence[str], env: Mapping[str, str], timeout_s: float, cwd: Path | None = None) -> str:
-    try:
-        done = subprocess.run(
-            argv,
-            env=env,
-            cwd=cwd,
-            timeout=timeout_s,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise HarnessError(f"{' '.join(argv)}: {error}") from error
-    if done.returncode != 0:
-        tail = (done.stderr or done.stdout)[-TAIL:].strip()
-        raise HarnessError(f"{' '.join(argv)} ended with {done.returncode}: {tail}")
-    return done.stdout + done.stderr

@@ -138,7 +138,20 @@ class Profile:
 
     def counts(self, finished: Finished) -> Mapping[str, float]:
         text = finished.stdout.decode(errors="replace")
-        return {name: _count(pattern, text) for name, pattern in self.count_patterns.items()}
+        return {name: self._count(name, pattern, text) for name, pattern in self.count_patterns.items()}
+
+    def _count(self, name: str, pattern: str, text: str) -> float:
+        """The number that a pattern's group matched first; without a group, how often it matched."""
+        if not re.compile(pattern).groups:
+            return float(len(re.findall(pattern, text)))
+        found = re.search(pattern, text)
+        try:
+            return float(found[1]) if found else 0.0
+        except ValueError as error:
+            raise HarnessError(
+                f"{self.name}: what counts {name} matched {found and found[1]!r}, which is no number; "
+                f"correct count_patterns.{name}, {pattern!r}"
+            ) from error
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -173,10 +186,3 @@ def _content(template: Any, values: Mapping[str, str | int]) -> bytes:
     if isinstance(template, str):
         return _text(template, values).encode()
     return json.dumps(_filled(template, values), indent=1).encode()
-
-
-def _count(pattern: str, text: str) -> float:
-    found = re.findall(pattern, text)
-    if re.compile(pattern).groups:
-        return float(found[0]) if found else 0.0
-    return float(len(found))

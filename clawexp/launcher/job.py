@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from clawexp.run_folder import RunFolder
+from clawexp.run_folder import RunFolder, folders_with
 
 FILE = "jobs.jsonl"
 TAIL_LINES = 5
@@ -77,5 +77,4 @@ def noted(folder: Path) -> Iterator[Job]:
 
 def noting_folders(root: Path) -> list[Path]:
     """Every folder below `root` that notes jobs, the newest first."""
-    files = sorted(root.glob(f"**/{FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    return [file.parent for file in files]
+    return folders_with(root, FILE)

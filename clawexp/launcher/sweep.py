@@ -6,9 +6,10 @@ from pathlib import Path
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import CompactHydraException
 from hydra.utils import instantiate
+from omegaconf import open_dict
 
 from clawexp.launcher.point import Point
-from clawexp.spec import Harness, Launcher, Preparable
+from clawexp.spec import Experiment, Launcher
 
 
 def launch(points: Sequence[Point], folder: Path) -> list[JobReturn]:
@@ -26,10 +27,11 @@ def launch(points: Sequence[Point], folder: Path) -> list[JobReturn]:
 def _prepare(points: Sequence[Point]) -> None:
     """Fetch what the points need here and now: where the jobs run there may be no network, and they are many."""
     for point in points:
-        harnesses: dict[str, Harness] = instantiate(point.config.harness, _convert_="all")
-        for part in (*harnesses.values(), instantiate(point.config.model.engine, _convert_="all")):
-            if isinstance(part, Preparable) and part.prepared() is not None:
-                part.prepare()
+        config = point.config.copy()
+        with open_dict(config):
+            del config["hydra"]
+        experiment: Experiment = instantiate(config, _convert_="all")
+        experiment.prepare()
 
 
 def _returned(point: Point, error: str | None) -> JobReturn:

@@ -16,9 +16,9 @@ import wandb
 
 from clawexp.component import component
 from clawexp.errors import ConfigError
-from clawexp.logger.redact import redact
 from clawexp.outcome import Outcome
 from clawexp.records import Rollout
+from clawexp.redact import redact
 from clawexp.spec import Positive
 
 COLUMNS = ("task", "harness", "reward", "outcome", "calls", "tokens", "seconds", "reason")

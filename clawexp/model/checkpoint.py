@@ -1,11 +1,11 @@
 """Where a model's checkpoint folder lies, and what its `config.json` says. No torch."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from clawexp.cache import cache_folder
 from clawexp.errors import ConfigError
 
 FILES = ("config.json", "model.safetensors")
@@ -34,7 +34,7 @@ def checkpoint_folder(path: str) -> Path:
     if kind == "package":
         folder = Path(__file__).parents[1] / "checkpoints" / name
     elif kind == "cache":
-        folder = cache_folder(path)
+        folder = converted_folder(path)
     else:
         folder = Path(path)
         if not folder.is_absolute():
@@ -46,10 +46,9 @@ def checkpoint_folder(path: str) -> Path:
     return folder
 
 
-def cache_folder(path: str) -> Path:
+def converted_folder(path: str) -> Path:
     """The folder of `cache:NAME`, whether it is there or not."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "clawexp" / "models" / path.partition(":")[2]
+    return cache_folder("models") / path.partition(":")[2]
 
 
 @dataclass(frozen=True, kw_only=True)

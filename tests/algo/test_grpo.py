@@ -38,30 +38,30 @@ def test_a_wrong_option_is_refused(wrong):
 
 
 def test_leave_one_out_takes_the_mean_of_the_others():
-    assert grpo().returns([1.0, 0.0, 0.5], [GROUP] * 3, [True] * 3) == pytest.approx([0.75, -0.75, 0.0])
+    assert grpo().worth([1.0, 0.0, 0.5], [GROUP] * 3, [True] * 3) == pytest.approx([0.75, -0.75, 0.0])
 
 
 def test_the_group_mean_takes_the_mean_of_all():
     algo = grpo(baseline="group_mean")
-    assert algo.returns([1.0, 0.0, 0.5], [GROUP] * 3, [True] * 3) == pytest.approx([0.5, -0.5, 0.0])
+    assert algo.worth([1.0, 0.0, 0.5], [GROUP] * 3, [True] * 3) == pytest.approx([0.5, -0.5, 0.0])
 
 
 def test_scaling_divides_by_the_deviation_but_not_by_less_than_its_floor():
     algo = grpo(baseline="group_mean", scale_by_std=True, std_floor=0.05)
-    assert algo.returns([1.0, 0.0], [GROUP] * 2, [True] * 2) == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)])
-    assert algo.returns([0.501, 0.499], [GROUP] * 2, [True] * 2) == pytest.approx([0.02, -0.02])
+    assert algo.worth([1.0, 0.0], [GROUP] * 2, [True] * 2) == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)])
+    assert algo.worth([0.501, 0.499], [GROUP] * 2, [True] * 2) == pytest.approx([0.02, -0.02])
 
 
 def test_groups_do_not_mix():
     other = ("task", "claude_code")
-    assert grpo().returns([1.0, 9.0, 0.0, 7.0], [GROUP, other, GROUP, other], [True] * 4) == [1, 2, -1, -2]
+    assert grpo().worth([1.0, 9.0, 0.0, 7.0], [GROUP, other, GROUP, other], [True] * 4) == [1, 2, -1, -2]
 
 
 @pytest.mark.parametrize("rewards", [[0.3], [0.1, 0.1, 0.1]])
 def test_a_group_without_spread_has_no_advantage(rewards):
     for baseline in ("leave_one_out", "group_mean"):
         algo = grpo(baseline=baseline, scale_by_std=True)
-        assert algo.returns(rewards, [GROUP] * len(rewards), [True] * len(rewards)) == [0.0] * len(rewards)
+        assert algo.worth(rewards, [GROUP] * len(rewards), [True] * len(rewards)) == [0.0] * len(rewards)
 
 
 @given(
@@ -73,18 +73,18 @@ def test_a_group_without_spread_has_no_advantage(rewards):
 )
 def test_an_invalid_rollout_changes_nothing(rewards, place, reward, baseline, scale):
     algo = grpo(baseline=baseline, scale_by_std=scale)
-    alone = algo.returns(rewards, [GROUP] * len(rewards), [True] * len(rewards))
+    alone = algo.worth(rewards, [GROUP] * len(rewards), [True] * len(rewards))
     place = min(place, len(rewards))
     more = [*rewards[:place], reward, *rewards[place:]]
     valid = [index != place for index in range(len(more))]
-    beside = algo.returns(more, [GROUP] * len(more), valid)
+    beside = algo.worth(more, [GROUP] * len(more), valid)
     assert beside.pop(place) == 0.0
     assert beside == alone
 
 
 def test_a_valid_reward_that_is_not_a_number_is_refused():
     with pytest.raises(LearnerError, match=r"task task under builtin.*nan"):
-        grpo().returns([1.0, math.nan], [GROUP] * 2, [True] * 2)
+        grpo().worth([1.0, math.nan], [GROUP] * 2, [True] * 2)
 
 
 def test_the_loss_is_clipped_and_truncated_as_the_option_says():

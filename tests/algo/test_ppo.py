@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from made_rollouts import call, rollout
 from pydantic import ValidationError
-from sessions import call, rollout
 
 from clawexp.algo.ppo import Critic, Ppo
 from clawexp.errors import LearnerError
@@ -50,13 +50,13 @@ def test_a_wrong_option_is_refused(wrong):
 
 def test_a_return_is_the_reward_of_a_valid_rollout():
     rewards, valid = [1.0, math.nan, 0.25], [True, False, True]
-    assert ppo().returns(rewards, [GROUP] * 3, valid) == [1.0, 0.0, 0.25]
+    assert ppo().worth(rewards, [GROUP] * 3, valid) == [1.0, 0.0, 0.25]
 
 
 @pytest.mark.parametrize("reward", [1.5, -0.1, math.nan])
 def test_a_reward_where_no_value_can_lie_is_refused(reward):
     with pytest.raises(LearnerError, match=r"task task under builtin: the reward .* is not within \[0, 1\]"):
-        ppo().returns([0.5, reward], [GROUP] * 2, [True] * 2)
+        ppo().worth([0.5, reward], [GROUP] * 2, [True] * 2)
 
 
 def test_the_loss_is_clipped_and_truncated_as_the_option_says():

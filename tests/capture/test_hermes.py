@@ -21,10 +21,11 @@ def test_content_reasoning_and_calls_are_told_apart() -> None:
         '{"name": "read", "arguments": "a"}</tool_call>',
         '{"name": "read", "arguments": {"n": NaN}}</tool_call>',
         '{"name": "read", "arguments": {"n": ' + "1" * 5000 + "}}</tool_call>",
+        '{"name": "read", "arguments": {"n": [' + "1" * 400 + "]}}</tool_call>",
         "[" * 100_000 + "</tool_call>",
         "[]</tool_call>",
     ],
-    ids=["json", "unclosed", "no name", "name", "arguments", "nan", "digits", "depth", "list"],
+    ids=["json", "unclosed", "no name", "name", "arguments", "nan", "digits", "infinite", "depth", "list"],
 )
 def test_one_broken_call_makes_the_whole_answer_text(body: str) -> None:
     good = '<tool_call>{"name": "read", "arguments": {}}</tool_call>'

@@ -59,3 +59,7 @@ def test_an_answer_may_come_back_without_its_reasoning_but_not_with_another() ->
 def test_tools_are_compared_as_they_are_rendered() -> None:
     a, b = {"function": {"name": "a"}}, {"function": {"name": "b"}}
     assert tools_meaning((a, b)) != tools_meaning((b, a))
+
+
+def test_a_number_that_javascript_cannot_hold_is_what_it_writes_for_it() -> None:
+    assert stringify({"n": 10**400, "m": -(10**400)}) == '{"n":null,"m":null}'

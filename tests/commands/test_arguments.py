@@ -40,6 +40,12 @@ def test_flags_and_overrides_may_stand_in_any_order() -> None:
     assert found.flag("--config-name") is None
 
 
+def test_a_flag_and_its_value_may_be_one_word() -> None:
+    found = sort_arguments(["--config-name=lr", "--cfg=job", "a=1"])
+    assert found == sort_arguments(["--config-name", "lr", "--cfg", "job", "a=1"])
+    assert (found.flag("--config-name"), found.shows) == ("lr", True)
+
+
 def test_a_flag_that_nobody_knows_or_that_lacks_its_value_is_refused() -> None:
     with pytest.raises(ConfigError, match="--frob: no such flag"):
         sort_arguments(["--frob"])

@@ -24,7 +24,7 @@ def test_without_npm_it_says_what_to_install(cache: Path, monkeypatch: pytest.Mo
 
 
 def test_a_failed_program_is_told_with_its_last_words(cache: Path):
-    with pytest.raises(HarnessError, match=r"(?s)ended with 3: .*no such thing"):
+    with pytest.raises(HarnessError, match=r"(?s)ended with 3\. It said:\nno such thing"):
         package().call(["sh", "-c", "echo no such thing >&2; exit 3"], {"PATH": "/usr/bin:/bin"})
 
 

@@ -32,6 +32,12 @@ async def grade(bench: Any, written: bytes | None, grader: FileGrader = VALUE) -
     return await grader.grade(sandbox)
 
 
+async def test_where_only_the_order_is_wrong_another_wrong_order_gains_nothing(bench: Any) -> None:
+    sort = FileGrader(path="a.txt", answer="a\nb\nc", shape="lines", weights=MANY_WEIGHTS, inputs={}, before="c\nb\na")
+    assert (await grade(bench, b"b\nc\na", sort)).checks["overlap"] == 0.0
+    assert (await grade(bench, b"a\nb\nc", sort)).score == 1.0
+
+
 @pytest.mark.parametrize("weights", [VALUE_WEIGHTS, MANY_WEIGHTS])
 def test_weights_add_up_to_one(weights: dict[str, float]) -> None:
     assert sum(weights.values()) == pytest.approx(1.0)

@@ -1,6 +1,6 @@
 import pytest
 
-from clawexp.logger.redact import redact
+from clawexp.redact import redact
 
 
 def test_values_under_the_name_of_a_secret_are_hidden_at_any_depth() -> None:

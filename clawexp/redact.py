@@ -15,12 +15,17 @@ MIN_SECRET = 6
 _NAME = re.compile(r"(^|_)(key|token|secret|password|passwd|credentials?)$", re.IGNORECASE)
 
 
+def is_secret(name: str) -> bool:
+    """Whether a value of this name is a secret: a key, a token, a password. `WANDB_API_KEY`"""
+    return _NAME.search(name) is not None
+
+
 def redact(config: Any) -> Any:
     """The same config with `***` for values under a secret's name, and for secrets of the environment anywhere.
 
     `{"api_key": "abc", "max_tokens": 4}` becomes `{"api_key": "***", "max_tokens": 4}`.
     """
-    secrets = [value for name, value in os.environ.items() if _NAME.search(name) and len(value) >= MIN_SECRET]
+    secrets = [value for name, value in os.environ.items() if is_secret(name) and len(value) >= MIN_SECRET]
     return _walk(config, sorted(secrets, key=len, reverse=True))
 
 
@@ -36,6 +41,6 @@ def _walk(node: Any, secrets: list[str]) -> Any:
 
 
 def _field(name: str, value: Any, secrets: list[str]) -> Any:
-    if isinstance(value, str) and value and _NAME.search(name):
+    if isinstance(value, str) and value and is_secret(name):
         return HIDDEN
     return _walk(value, secrets)

@@ -1,0 +1,41 @@
+"""The rollouts and trees of a step -> what each rollout is worth, and one batch."""
+
+from collections.abc import Mapping, Sequence
+
+from tensordict import TensorDict
+
+from clawexp.forest import merge, prune
+from clawexp.outcome import TRAINED
+from clawexp.pack import pack
+from clawexp.records import Rollout
+from clawexp.spec import Experiment
+from clawexp.tree import Tree
+
+
+def worth_of(experiment: Experiment, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What every rollout that is trained on is worth, by id. Groups below `algo.min_group` are left out."""
+    usable = [
+        rollout.reward is not None and bool(rollout.calls) and experiment.outcome[rollout.outcome] in TRAINED
+        for rollout in rollouts
+    ]
+    sizes: dict[tuple[str, str], int] = {}
+    for rollout, is_usable in zip(rollouts, usable, strict=True):
+        sizes[rollout.group] = sizes.get(rollout.group, 0) + is_usable
+    valid = [ok and sizes[r.group] >= experiment.algo.min_group for r, ok in zip(rollouts, usable, strict=True)]
+    rewards = [rollout.reward or 0.0 for rollout in rollouts]
+    found = experiment.algo.worth(rewards, [rollout.group for rollout in rollouts], valid)
+    return {r.id: value for r, value, ok in zip(rollouts, found, valid, strict=True) if ok}
+
+
+def packed(
+    experiment: Experiment, trees: Sequence[Tree], rollouts: Sequence[Rollout], worth: Mapping[str, float]
+) -> TensorDict:
+    """Prune each tree, merge those of a group, lay the groups side by side."""
+    algo = experiment.algo
+    groups: dict[tuple[str, str], list[Tree]] = {}
+    by_id = {rollout.id: rollout for rollout in rollouts}
+    for tree in trees:
+        (rollout_id,) = tree.rollouts
+        if rollout_id in worth:
+            groups.setdefault(by_id[rollout_id].group, []).append(prune(tree, algo.leaf_filter, algo.auxiliary))
+    return pack([merge(group) for group in groups.values()], worth, algo.normaliser, algo.constant_tokens)
