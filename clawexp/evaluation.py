@@ -7,6 +7,7 @@ from clawexp.metrics import measure_evaluation
 from clawexp.rollout import gather
 from clawexp.run import open_site
 from clawexp.runtime.reaper import scratch_folder, scratch_root, sweep
+from clawexp.runtime.remains import telling_remains
 from clawexp.spec import Experiment
 from clawexp.stopping import run_until_stopped
 
@@ -23,4 +24,5 @@ async def evaluate(experiment: Experiment, weights: Path | None) -> dict[str, fl
 
 
 def evaluate_until_done(experiment: Experiment, weights: Path | None) -> dict[str, float]:
-    return run_until_stopped(evaluate(experiment, weights))
+    with telling_remains():
+        return run_until_stopped(evaluate(experiment, weights))

@@ -5,6 +5,7 @@ from typing import Any
 
 from clawexp.run import open_run
 from clawexp.run_folder import RunFolder
+from clawexp.runtime.remains import telling_remains
 from clawexp.spec import Experiment
 from clawexp.stopping import run_until_stopped
 from clawexp.tree import grow
@@ -27,4 +28,5 @@ async def train(experiment: Experiment, folder: RunFolder, config: Mapping[str, 
 
 def train_until_done(experiment: Experiment, folder: RunFolder, config: Mapping[str, Any]) -> dict[str, float]:
     """`train` to its end, or to SIGINT or SIGTERM: then everything alive is closed and KeyboardInterrupt is raised."""
-    return run_until_stopped(train(experiment, folder, config))
+    with telling_remains(folder.path / "sockets"):
+        return run_until_stopped(train(experiment, folder, config))

@@ -192,7 +192,7 @@ async def open_site(experiment: Experiment, folder: Path, engine: EngineHandle) 
         root.chmod(0o711)
         async with (
             boundary(experiment.capture, experiment.model, engine.url, engine.key, folder) as at,
-            _opened(experiment.runtime, [root, at.socket.parent]) as runtime,
+            _opened(experiment, [root, at.socket.parent]) as runtime,
         ):
             yield Site(
                 run_id=root.name,
@@ -207,5 +207,6 @@ async def open_site(experiment: Experiment, folder: Path, engine: EngineHandle) 
             )
 
 
-def _opened(runtime: Runtime, folders: Sequence[Path]) -> AbstractAsyncContextManager[Runtime]:
-    return runtime.open(folders) if isinstance(runtime, Openable) else nullcontext(runtime)
+def _opened(experiment: Experiment, folders: Sequence[Path]) -> AbstractAsyncContextManager[Runtime]:
+    runtime = experiment.runtime
+    return runtime.open(folders, experiment.places()) if isinstance(runtime, Openable) else nullcontext(runtime)

@@ -77,11 +77,23 @@ class Preparable(Protocol):
 
 
 @runtime_checkable
+class Imaging(Protocol):
+    """A runtime that builds the images of tasks."""
+
+    def images(self, places: Sequence[Placed]) -> Preparable:
+        """Those that these tasks need."""
+        ...
+
+
+@runtime_checkable
 class Openable(Protocol):
     """A runtime whose sandboxes can share something alive, which is dear to start."""
 
-    def open(self, folders: Sequence[Path]) -> AbstractAsyncContextManager["Runtime"]:
-        """The runtime to make sandboxes with while this lasts. They and the proxy's socket will lie in `folders`."""
+    def open(self, folders: Sequence[Path], places: Sequence[Placed]) -> AbstractAsyncContextManager["Runtime"]:
+        """The runtime to make sandboxes with while this lasts, for these tasks, or for others without an image.
+
+        They and the proxy's socket will lie in `folders`.
+        """
         ...
 
 
@@ -375,8 +387,10 @@ class Experiment:
 
     def preparable(self) -> dict[str, Preparable]:
         """What is chosen and may have to be fetched or built first, by name. `{"harness pi": ..., "engine": ...}`"""
-        parts = {f"harness {name}": harness for name, harness in self.harness.items()}
+        parts: dict[str, object] = {f"harness {name}": harness for name, harness in self.harness.items()}
         parts |= {"runtime": self.runtime, "engine": self.model.engine}
+        if isinstance(self.runtime, Imaging) and (places := self.places()):
+            parts["images of tasks"] = self.runtime.images(places)
         return {name: part for name, part in parts.items() if isinstance(part, Preparable)}
 
     def prepare(self) -> None:
@@ -384,3 +398,7 @@ class Experiment:
         for part in self.preparable().values():
             if part.prepared() is not None:
                 part.prepare()
+
+    def places(self) -> Sequence[Placed]:
+        """Where the tasks want to be, as far as that is known before they are drawn."""
+        return self.taskset.places() if isinstance(self.taskset, Listed) else ()

@@ -46,6 +46,8 @@ SHARED_TESTS = {
     "warmstart/initial.py": "warmstart/test_fit.py",
     "warmstart/rehearsal.py": "warmstart/test_fit.py",
     "runtime/container.py": "runtime/test_podman.py",
+    "runtime/furnish.py": "runtime/test_podman.py",
+    "runtime/image_build.py": "runtime/test_task_images.py",
     "runtime/podman_home.py": "runtime/test_podman_service.py",
     "runtime/rootless.py": "runtime/test_enclosure.py",
     # They need a whole run, and one serves them all.

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from clawexp.errors import ConfigError
+from clawexp.runtime.image import workshops
 from clawexp.runtime.reaper import scratch_root, sweep
 
 
@@ -11,7 +12,7 @@ def run(argv: Sequence[str]) -> int:
     if argv:
         raise ConfigError(f"reap takes no arguments (it was given {' '.join(argv)})")
     root = scratch_root()
-    removed = sweep(root) if root.exists() else 0
+    removed = sweep(root) + sweep(workshops())
     left = len(list(root.iterdir())) if root.exists() else 0
     print(f"removed {removed} folders that killed runs had left; {left} of live ones are under {root}")
     return 0

@@ -147,7 +147,10 @@ class Bubblewrap:
     def refuses(self, place: Placed) -> str | None:
         """There are no images here, only the host's programs."""
         if place.image is not None and place.image.required:
-            return f"task {place.id} needs an image of its own, and runtime=bubblewrap builds none; leave the task out"
+            return (
+                f"task {place.id} needs an image of its own, and runtime=bubblewrap builds none; "
+                "use runtime=podman, or leave the task out"
+            )
         taken = [path for path in (place.workspace, *place.folders) if path and not _is_free(path)]
         if taken:
             return f"task {place.id} wants {', '.join(taken)} for itself, where runtime=bubblewrap shows the host's"

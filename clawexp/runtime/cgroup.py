@@ -25,6 +25,10 @@ class Limits:
     cpus: float
     pids: int
 
+    @staticmethod
+    def names() -> tuple[str, ...]:
+        return ("memory_mb", "cpus", "pids")
+
     def files(self) -> dict[str, dict[str, int]]:
         """Controller -> file -> value."""
         return {
@@ -51,6 +55,17 @@ def own_groups(process: str = "/proc/self") -> dict[str, Path]:
             if os.access(folder, os.W_OK):
                 found[controller] = folder.resolve()
     return found
+
+
+def unlimited(process: str = "/proc/self") -> str | None:
+    """Which limits cannot be set here, and what to do; None where all can."""
+    missing = sorted(set(CONTROLLERS) - own_groups(process).keys())
+    if not missing:
+        return None
+    return (
+        f"no limit on {', '.join(missing)} can be set here: that takes control groups of version 1 that this process "
+        "may divide. Run as root, have them delegated, or accept that with runtime.require_limits=false"
+    )
 
 
 def divide(name: str) -> list[Path]:
@@ -96,6 +111,8 @@ class Group:
             for controller in CONTROLLERS:
                 if all((folder / file).exists() for file in files[controller]):
                     self._set(folder, controller, files[controller])
+        self.missing = [name for name in limits.names() if name not in self.in_force]
+        """What was asked for and does not hold."""
 
     def _set(self, folder: Path, controller: str, files: dict[str, int]) -> None:
         for file, value in files.items():

@@ -1,6 +1,7 @@
 """The base image: built from Debian packages by `containers/base/build.sh`, no registry involved, kept in the cache.
 
 CACHE/podman/base-<digest of containers/base>/     an image store that containers read and nobody writes
+             .builds/                              images that are being built
 """
 
 import hashlib
@@ -9,13 +10,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from clawexp.errors import RuntimeFault
 from clawexp.runtime.podman_home import PodmanHome
-from clawexp.runtime.reaper import discard
+from clawexp.runtime.reaper import discard, mark, sweep
 from clawexp.runtime.rootless import call
 
 NAME = "localhost/clawexp/base:latest"
@@ -61,26 +62,33 @@ def build() -> None:
         return
     if shutil.which("mmdebstrap") is None:
         raise RuntimeFault("mmdebstrap, which builds the base image, is not in PATH; apt-get install mmdebstrap")
-    cache().mkdir(parents=True, exist_ok=True)
-    with _workshop() as home:
+    with workshop() as home:
         tar = home.folder / "base.tar"
-        _say(f"podman: building the base image of {recipe()} from Debian packages; this takes minutes")
+        say(f"podman: building the base image of {recipe()} from Debian packages; this takes minutes")
         _bootstrap(tar)
-        imported = [*home.command(), "import", "--quiet", str(tar), NAME]
+        imported = home.command("import", "--quiet", str(tar), NAME)
         call(imported, home.env(), [home.folder], IMPORT_S)
         # Whoever was faster has built the same.
         if not target.is_dir():
             home.storage.rename(target)
-        _say(f"podman: {NAME} in {target}")
+        say(f"podman: {NAME} in {target}")
+
+
+def workshops() -> Path:
+    """Where images are built: beside the stores, so that what is made can be moved there."""
+    return cache() / ".builds"
 
 
 @contextmanager
-def _workshop() -> Iterator[PodmanHome]:
-    """A podman beside the stores, so that what it made can be moved there, gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix=".build-", dir=cache()))
+def workshop(images: Sequence[Path] = ()) -> Iterator[PodmanHome]:
+    """A podman to build with, gone afterwards; what one that was killed has left goes first."""
+    workshops().mkdir(parents=True, exist_ok=True)
+    sweep(workshops())
+    folder = Path(tempfile.mkdtemp(dir=workshops()))
     home = PodmanHome(folder=folder)
     try:
-        home.make()
+        mark(folder, folder.name)
+        home.make(images)
         yield home
     finally:
         discard(folder)
@@ -97,6 +105,6 @@ def _bootstrap(tar: Path) -> None:
     tar.chmod(0o644)
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()

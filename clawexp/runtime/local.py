@@ -50,7 +50,10 @@ class Local:
     def refuses(self, place: Placed) -> str | None:
         """A plain folder lies where it lies."""
         if place.image is not None and place.image.required:
-            return f"task {place.id} needs an image of its own, and runtime=local builds none; leave the task out"
+            return (
+                f"task {place.id} needs an image of its own, and runtime=local builds none; "
+                "use runtime=podman, or leave the task out"
+            )
         fixed = [path for path in (place.workspace, *place.folders) if path]
         if fixed:
             paths = ", ".join(fixed)

@@ -6,49 +6,41 @@ import dataclasses
 import itertools
 import logging
 import os
-import shutil
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from clawexp.component import component
 from clawexp.errors import RuntimeFault
 from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task
-from clawexp.runtime import door, forwarder, image
-from clawexp.runtime.cgroup import Limits
+from clawexp.runtime import image
+from clawexp.runtime.cgroup import Limits, unlimited
 from clawexp.runtime.container import Container, container
 from clawexp.runtime.folder import Folder, FolderSandbox, create
-from clawexp.runtime.ids import AGENT, ids
+from clawexp.runtime.furnish import DOOR, HOME, PROXY, furnish, is_free, mounts, prefix
+from clawexp.runtime.ids import AGENT
+from clawexp.runtime.image_build import Building
 from clawexp.runtime.podman_service import Service, service
 from clawexp.runtime.reaper import remove, start_time
 from clawexp.runtime.rootless import unavailable
-from clawexp.spec import Placed, Positive, Runtime
+from clawexp.runtime.task_image import WORKSPACE, TaskImage, base_image
+from clawexp.runtime.task_images import TaskImages
+from clawexp.spec import Placed, Positive, Runtime, Seconds
 
 log = logging.getLogger(__name__)
 
-WORKSPACE = "/work"
-HOME = "/home/agent"
-PYTHON = "/usr/bin/python3"
-DOOR = "/run/clawexp"
-PROXY = f"{DOOR}/proxy.sock"
-PROGRAMS = (door.__file__, forwarder.__file__)
-SYSTEM = frozenset(("usr", "bin", "sbin", "lib", "lib64", "etc", "proc", "dev", "run", "sys"))
-"""Folders of the root that are the image's, or the kernel's."""
 EXPIRES_S = 86_400
 """From then on whoever goes by the labels may remove a container."""
 MAX_SIGNAL = 64
 FIXED: dict[str, Any] = {
-    "image": image.NAME,
-    "command": [PYTHON, "-I", "-S", f"{DOOR}/door.py", f"{DOOR}/door.sock"],
     "hostname": "sandbox",
     "network_mode": "none",
     "user": f"{AGENT}:{AGENT}",
     "cap_drop": ["all"],
     "no_new_privileges": True,  # as one of `security_opt` it would be ignored
-    "read_only": True,
     "read_write_tmpfs": False,
     "use_config_proxy": False,
     "systemd": "false",
@@ -61,19 +53,21 @@ class PodmanSandbox(FolderSandbox):
     """A folder of the host, and a container that shows it."""
 
     home = HOME
-    python = PYTHON
 
     def __init__(
-        self, folder: Folder, workspace: str, prefix: Sequence[str], inside: Container, facts: Mapping[str, Any]
+        self, folder: Folder, made: TaskImage, prefix: Sequence[str], inside: Container, facts: Mapping[str, Any]
     ) -> None:
         self.folder = folder
-        self.workspace = workspace
+        self.workspace = made.workspace
+        self.python = made.python
         self.id = folder.path.name
         self.facts = facts
+        self._image = made
         self._prefix = prefix
         self._inside = inside
 
     async def run(self, command: Command) -> Finished:
+        command = dataclasses.replace(command, env=self._image.programs_env(command.env))
         done = await self._inside.run(command, (*self._prefix, *command.argv), command.cwd or self.workspace)
         # The forwarder tells a signal as a shell does.
         told = self._prefix and 128 < done.code <= 128 + MAX_SIGNAL
@@ -93,6 +87,18 @@ class Podman:
     pids: Positive
     """Processes and threads at once."""
 
+    require_limits: bool
+    """Refuse to run where not all of these limits can be set."""
+    base: str | None
+    """What FROM stands for in the Dockerfiles of tasks; None: for what it says where its registry answers, else for the
+    project's base image. `package:base` is that one; anything else is what `podman pull` takes."""
+    build_network: Literal["none", "host"]
+    """Of a Dockerfile's lines."""
+    build_s: Seconds
+    """For one image."""
+    builds: Positive
+    """At once."""
+
     def prepared(self) -> str | None:
         """None when its image is there; otherwise the line that builds it."""
         return None if image.store().is_dir() else "python -m clawexp prepare runtime=podman"
@@ -102,24 +108,37 @@ class Podman:
         _refuse(unavailable())
         image.build()
 
+    def images(self, places: Sequence[Placed]) -> TaskImages:
+        """Those that these tasks bring."""
+        how = Building(base=self.base, network=self.build_network, limit_s=self.build_s, at_once=self.builds)
+        return TaskImages(how=how, places=tuple(places))
+
     def refuses(self, place: Placed) -> str | None:
         """The image's own folders stay as they are."""
-        if place.image is not None and place.image.required:
-            return f"task {place.id} needs an image of its own, and runtime=podman has one for all"
-        taken = [path for path in (place.workspace, *place.folders) if path and not _is_free(path)]
-        return f"task {place.id} wants {', '.join(taken)} for itself, which is the image's" if taken else None
+        taken = [path for path in (place.workspace, *place.folders) if path and not is_free(path)]
+        if taken:
+            return (
+                f"task {place.id} wants {', '.join(taken)} for itself, which is the image's; "
+                "use other folders in the task, or leave it out"
+            )
+        return None
 
     @contextlib.asynccontextmanager
-    async def open(self, folders: Sequence[Path]) -> AsyncIterator[Runtime]:
-        """One podman for many sandboxes. `folders`: where they and the proxy's socket will lie.
+    async def open(self, folders: Sequence[Path], places: Sequence[Placed]) -> AsyncIterator[Runtime]:
+        """One podman for many sandboxes of these tasks. `folders`: where they and the proxy's socket will lie.
 
-        Raises RuntimeFault where rootless containers do not work or the image is missing.
+        Raises RuntimeFault where rootless containers do not work or an image is missing, or a limit that is required.
         """
         _refuse(unavailable())
+        _refuse(self.require_limits and unlimited())
         line = self.prepared()
         _refuse(line and f"the image for sandboxes is not there; build it with: {line}")
-        async with service([image.store()], [image.cache().parent, *folders]) as alive:
-            opened = OpenPodman(self, alive)
+        images = self.images(places).found()
+        stores = {store for made in images.values() for store in made.stores}
+        async with service(
+            [image.store(), *sorted(stores - {image.store()})], [image.cache().parent, *folders]
+        ) as alive:
+            opened = OpenPodman(self, alive, images)
             yield opened
             log.info("%d containers left", len(await opened.labels()))
 
@@ -128,16 +147,17 @@ class Podman:
         """A sandbox with a podman for itself alone."""
         owner.root.mkdir(parents=True, exist_ok=True)
         folders = [owner.root, *([owner.proxy_socket.parent] if owner.proxy_socket else [])]
-        async with self.open(folders) as opened, opened.sandbox(task, needs, owner) as sandbox:
+        async with self.open(folders, [task]) as opened, opened.sandbox(task, needs, owner) as sandbox:
             yield sandbox
 
 
 class OpenPodman:
     """A live podman, and the options for its sandboxes."""
 
-    def __init__(self, options: Podman, alive: Service) -> None:
+    def __init__(self, options: Podman, alive: Service, images: Mapping[Path, TaskImage]) -> None:
         self._options = options
         self._service = alive
+        self._images = images
         self._limits = Limits(memory_mb=options.memory_mb, cpus=options.cpus, pids=options.pids)
         self._numbers = itertools.count()
 
@@ -150,44 +170,53 @@ class OpenPodman:
     async def sandbox(self, task: Task, needs: Needs, owner: Owner) -> AsyncIterator[Sandbox]:
         _refuse(self._options.refuses(task))
         begun = time.monotonic()
+        made = self._image(task)
         folder = create(owner, self._options.file_bytes, task.folders)
         try:
-            _furnish(folder)
-            workspace = task.workspace or WORKSPACE
-            options = {**FIXED, "labels": _labels(owner), "mounts": _mounts(folder, workspace, needs, owner)}
+            await asyncio.to_thread(furnish, folder, made)
+            options = {**FIXED, **_of_image(made), "labels": _labels(owner)}
+            options["mounts"] = mounts(folder, made.workspace, needs, owner)
             name = f"sandbox-{next(self._numbers)}"
             async with container(self._service, name, folder.path / "door", self._limits, options) as inside:
-                facts = _facts(owner, inside)
-                sandbox = PodmanSandbox(folder, workspace, _prefix(needs, owner), inside, facts)
+                facts = _facts(owner, inside, made)
+                _refuse(self._options.require_limits and _unenforced(facts))
+                sandbox = PodmanSandbox(folder, made, prefix(made.python, needs, owner), inside, facts)
                 await sandbox.put(task.files)
                 facts["start_ms"] = round(1000 * (time.monotonic() - begun), 1)
                 yield sandbox
         finally:
             await asyncio.shield(asyncio.to_thread(remove, folder.path))
 
+    def _image(self, task: Task) -> TaskImage:
+        if task.image is None or not task.image.required:
+            return base_image(task.workspace or WORKSPACE)
+        made = self._images.get(task.image.context)
+        if made is None:
+            raise RuntimeFault(f"task {task.id} needs an image of its own, and this podman was opened without it")
+        if not is_free(made.workspace):
+            raise RuntimeFault(f"task {task.id}: the WORKDIR of its image, {made.workspace}, is the image's own folder")
+        return made
 
-def _refuse(reason: str | None) -> None:
+
+def _refuse(reason: str | Literal[False] | None) -> None:
     if reason:
         raise RuntimeFault(reason)
 
 
-def _is_free(inside: str) -> bool:
-    """Whether a task can have this path for itself."""
-    path = Path(inside)
-    return path.is_absolute() and len(path.parts) > 1 and path.parts[1] not in SYSTEM
+def _of_image(made: TaskImage) -> dict[str, Any]:
+    """A container's options that depend on its image."""
+    return {
+        "image": made.name,
+        # Not as the command: an image may have an entry point of its own.
+        "entrypoint": [made.python, "-I", "-S", f"{DOOR}/door.py", f"{DOOR}/door.sock"],
+        # What a task's Dockerfile left writable for its user is the task's own, and goes with the container.
+        "read_only": made.name == image.NAME,
+    }
 
 
-def _furnish(folder: Folder) -> None:
-    """Lay down what process 1 needs, and give the rest to the agent."""
-    folder.path.chmod(0o711)
-    place = folder.path / "door"
-    place.mkdir(mode=0o711)
-    for program in PROGRAMS:
-        shutil.copyfile(program, place / Path(program).name)
-    (place / Path(PROXY).name).touch()  # where the proxy's socket is mounted
-    agent = ids().agent
-    for path in (folder.workspace, folder.home, folder.tmp, *map(folder.further, folder.folders)):
-        os.chown(path, agent, agent if os.geteuid() == 0 else -1)
+def _unenforced(facts: Mapping[str, Any]) -> str | None:
+    missing = facts["limits_missing"]
+    return f"no limit on {', '.join(missing)} is in force, and runtime.require_limits asks for it" if missing else None
 
 
 def _labels(owner: Owner) -> dict[str, str]:
@@ -201,43 +230,15 @@ def _labels(owner: Owner) -> dict[str, str]:
     }
 
 
-def _mounts(folder: Folder, workspace: str, needs: Needs, owner: Owner) -> list[dict[str, Any]]:
-    """The sandbox's own folders, what the harness asks for, the door and the proxy."""
-    own = {HOME: folder.home, workspace: folder.workspace}
-    own |= {inside: folder.further(inside) for inside in folder.folders}
-    shown = {"/tmp": folder.tmp, **own}
-    mounts: list[dict[str, Any]] = [_mount(outside, inside, read_only=False) for inside, outside in shown.items()]
-    for outside, inside in needs.mounts.items():
-        if any(Path(inside).is_relative_to(place) for place in own):
-            raise RuntimeFault(
-                f"{outside} cannot be shown in a sandbox: {', '.join(own)} are the task's own there. "
-                "Keep it elsewhere; the cache of harnesses moves with XDG_CACHE_HOME"
-            )
-        mounts.append(_mount(Path(outside), inside, read_only=True))
-    mounts.append(_mount(folder.path / "door", DOOR, read_only=True))
-    if owner.proxy_socket:
-        mounts.append(_mount(owner.proxy_socket, PROXY, read_only=True))
-    return mounts
-
-
-def _mount(outside: Path, inside: str, *, read_only: bool) -> dict[str, Any]:
-    return {"type": "bind", "source": str(outside), "target": inside, "read_only": read_only}
-
-
-def _prefix(needs: Needs, owner: Owner) -> tuple[str, ...]:
-    """What stands before a command: the forwarder, where there is a proxy that is dialled by its port."""
-    if owner.proxy_socket is None or needs.dials_socket:
-        return ()
-    return (PYTHON, "-I", "-S", f"{DOOR}/forwarder.py", str(owner.proxy_port), PROXY)
-
-
-def _facts(owner: Owner, inside: Container) -> dict[str, Any]:
+def _facts(owner: Owner, inside: Container, made: TaskImage) -> dict[str, Any]:
     proxied = owner.proxy_socket is not None
     return {
         "runtime": "podman",
         "isolation": "container",
-        "image": image.store().name,
+        "image": made.store.name,
+        "base": made.base,
         "limits": inside.group.in_force,
+        "limits_missing": inside.group.missing,
         "network": "proxy" if proxied else "none",
         "proxy_socket": PROXY if proxied else None,
         "proxy_url": f"http://127.0.0.1:{owner.proxy_port}",

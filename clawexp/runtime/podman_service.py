@@ -75,7 +75,7 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
 
 @contextlib.asynccontextmanager
 async def service(images: Sequence[Path], shown: Sequence[Path]) -> AsyncIterator[Service]:
-    """A podman that runs containers of the images in these stores, and can mount what lies below `shown`.
+    """A podman that runs containers of the images in these stores. It reaches what lies below `shown`, stores too.
 
     Raises RuntimeFault when it does not start, or when it is not started from the main thread, with whose end the
     kernel would end it.
@@ -84,12 +84,12 @@ async def service(images: Sequence[Path], shown: Sequence[Path]) -> AsyncIterato
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(scratch_folder("podman-"))
         home = PodmanHome(folder=folder)
-        home.make()
+        home.make(images)
         stack.callback(discard, folder)
         groups = stack.enter_context(divided(f"clawexp-{folder.name}", folder / "groups"))
         listener = stack.enter_context(_listening(folder / "socket"))
-        command = [*home.command(images), "system", "service", "--time=0"]
-        argv = enclosed(command, home.env(), [folder, *images, *shown], listener.fileno())
+        command = home.command("system", "service", "--time=0")
+        argv = enclosed(command, home.env(), [folder, *shown], listener.fileno())
         plain = Command(argv=argv, output_bytes=SAID_BYTES)
         waiting = await asyncio.open_unix_connection(str(folder / "socket"))
         async with start(argv, plain, cwd="/", pass_fds=(listener.fileno(),)) as running:

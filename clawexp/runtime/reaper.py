@@ -30,6 +30,8 @@ def scratch_root() -> Path:
 def scratch_folder(prefix: str) -> Iterator[Path]:
     """A folder of this process's own under the scratch root, while the context lasts; swept where it is killed.
 
+    Its name is `prefix`, letters and a dash, with this process's id: so it is known whose is what refers to it.
+
     Raises RuntimeFault where the scratch root is another user's: what lies in it would be theirs to change.
     """
     root = scratch_root()
@@ -38,7 +40,7 @@ def scratch_folder(prefix: str) -> Iterator[Path]:
     found = root.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise RuntimeFault(f"{root} is no folder of yours; remove it, or let TMPDIR name a folder that is")
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
+    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=root))
     try:
         mark(folder, folder.name)
         yield folder

@@ -5,13 +5,13 @@ image itself.
 """
 
 import json
-import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-CONTINUED = re.compile(r"\\[ \t]*\n")
+from clawexp.runtime.containerfile import Line, lines
+
 IGNORE = ".dockerignore"
 
 
@@ -27,29 +27,19 @@ class Recipe:
     """Lines that need the image; empty where the sandbox can do without."""
 
 
-@dataclass(frozen=True)
-class _Line:
-    number: int
-    word: str
-    rest: str
-
-    def __str__(self) -> str:
-        return f"line {self.number}: {self.word} {self.rest}"
-
-
 def read_dockerfile(file: Path) -> Recipe:
     """Raises OSError."""
     folder, workdir = PurePosixPath("/"), None
     copied: list[tuple[PurePosixPath, Path]] = []
-    lines = list(_lines(file.read_text()))
+    told = list(lines(file.read_text()))
     beyond = [f"{IGNORE} beside it"] if (file.parent / IGNORE).exists() else []
-    for line in lines:
+    for line in told:
         if line.word == "WORKDIR" and "$" not in line.rest:
             folder = folder / line.rest.strip().strip('"')
             workdir = folder
         elif line.word == "COPY" and (found := _copied(line, folder, file.parent)) is not None:
             copied += found
-        elif line.word != "FROM" or line is not lines[0]:
+        elif line.word != "FROM" or line is not told[0]:
             beyond.append(str(line))
     files = {target: source for target, source in copied if workdir and target.is_relative_to(workdir)}
     beyond += [f"it copies {target}, outside of its WORKDIR" for target, _ in copied if target not in files]
@@ -60,17 +50,7 @@ def read_dockerfile(file: Path) -> Recipe:
     )
 
 
-def _lines(text: str) -> Iterator[_Line]:
-    """Instructions; a continued one has the number of its last line."""
-    number = 0
-    for line in CONTINUED.sub("\\\0", text).splitlines():
-        number += 1 + line.count("\\\0")
-        word, _, rest = line.replace("\\\0", " ").strip().partition(" ")
-        if word and not word.startswith("#"):
-            yield _Line(number, word.upper(), rest.strip())
-
-
-def _copied(line: _Line, folder: PurePosixPath, context: Path) -> list[tuple[PurePosixPath, Path]] | None:
+def _copied(line: Line, folder: PurePosixPath, context: Path) -> list[tuple[PurePosixPath, Path]] | None:
     """Target and source of every file that a COPY copies; None where it does more, or what it names is not there."""
     words = _words(line.rest)
     if len(words) < 2 or any(word.startswith("--") or "$" in word or "<<" in word for word in words):

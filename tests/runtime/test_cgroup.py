@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from clawexp.runtime.cgroup import Group, Limits, divided, own_groups, release_recorded
+from clawexp.runtime.cgroup import Group, Limits, divided, own_groups, release_recorded, unlimited
 
 LIMITS = Limits(memory_mb=64, cpus=0.5, pids=20)
 
@@ -44,12 +44,14 @@ def test_a_group_within_a_container_is_the_mount_itself(tmp_path: Path) -> None:
 def test_version_2_offers_none(tmp_path: Path) -> None:
     process = laid(tmp_path / "proc", "0::/x\n", f"30 25 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw\n")
     assert own_groups(process) == {}
+    assert "no limit on cpu, memory, pids can be set here" in (unlimited(process) or "")
 
 
 def test_without_groups_nothing_is_in_force() -> None:
     group = Group([], "x", LIMITS)
     group.admit(os.getpid())
     assert group.in_force == {}
+    assert group.missing == ["memory_mb", "cpus", "pids"]
     assert group.memory_kills() == 0
     group.remove()
 

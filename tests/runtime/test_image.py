@@ -42,7 +42,7 @@ def test_a_failed_build_tells_its_cause_and_leaves_nothing(tmp_path: Path, monke
     monkeypatch.setattr(image, "recipe", lambda: recipe)
     with pytest.raises(RuntimeFault, match="ended with 3: no such suite"):
         image.build()
-    assert list(image.cache().iterdir()) == []
+    assert list(image.cache().rglob("*")) == [image.workshops()]
 
 
 def test_any_tar_of_a_root_becomes_an_image_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,8 @@ def test_any_tar_of_a_root_becomes_an_image_store(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(image, "recipe", lambda: recipe)
     tmp_path.chmod(0o711)
     image.build()
-    assert [path.name for path in image.cache().iterdir()] == [image.store().name]
+    assert sorted(image.cache().iterdir()) == [image.workshops(), image.store()]
+    assert list(image.workshops().iterdir()) == []
     assert list(image.store().glob("overlay/*/diff/etc"))
 
 

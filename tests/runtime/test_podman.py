@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,35 @@ from clawexp.errors import RuntimeFault
 from clawexp.records import Command, Finished, Image, Needs, Owner, Sandbox, Task
 from clawexp.rollout import GRADED
 from clawexp.run_folder import RunFolder
+from clawexp.runtime import cgroup, image
 from clawexp.runtime.cgroup import own_groups
 from clawexp.runtime.podman import OpenPodman, Podman
-from clawexp.runtime.reaper import scratch_root, sweep
+from clawexp.runtime.reaper import discard, scratch_root, sweep
+from clawexp.runtime.task_image import wanted
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-OPTIONS = Podman(file_bytes=100_000, memory_mb=100, cpus=1.0, pids=40)
+OPTIONS = Podman(
+    file_bytes=100_000,
+    memory_mb=100,
+    cpus=1.0,
+    pids=40,
+    require_limits=False,
+    base="package:base",
+    build_network="none",
+    build_s=600,
+    builds=2,
+)
+DOCKERFILE = """\
+FROM debian:bookworm-slim
+ENV DOUBLE=42 PATH="/opt/tools:$PATH"
+WORKDIR /app
+COPY note.txt .
+RUN mkdir /opt/tools && printf '#!/bin/sh\\necho $DOUBLE\\n' > /opt/tools/double && chmod +x /opt/tools/double
+RUN echo 21 > number.txt && chmod 600 number.txt && mkdir deep && ln -s ../number.txt deep/link
+RUN mkdir /data && chown 1000 /data
+ENTRYPOINT ["false"]
+"""
 Owners = Callable[..., Owner]
 Processes = Callable[[str], list[int]]
 WholeRun = Callable[..., subprocess.CompletedProcess[str]]
@@ -35,10 +58,23 @@ async def place(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple
     folder = tmp_path_factory.mktemp("podman")
     folder.chmod(0o711)
     OPTIONS.prepare()
-    async with OPTIONS.open([folder]) as podman:
+    async with OPTIONS.open([folder], []) as podman:
         assert isinstance(podman, OpenPodman)
         yield podman, folder
         assert await podman.labels() == []
+
+
+@pytest.fixture
+def imaged(tmp_path: Path, task: Task) -> Iterator[Task]:
+    """A task with an image of its own, which is removed afterwards."""
+    context = tmp_path / "environment"
+    context.mkdir()
+    (context / "Dockerfile").write_text(f"{DOCKERFILE}# {tmp_path}\n")
+    (context / "note.txt").write_text("hello\n")
+    mine = replace(task, files={"more.txt": b"put"}, workspace="/app", image=Image(context=context, required=True))
+    (need,) = wanted([mine])
+    yield mine
+    discard(need.store(image.NAME))
 
 
 @pytest.fixture
@@ -255,6 +291,8 @@ async def test_limits_are_what_the_facts_say(box: Boxes) -> None:
     async with box() as sandbox:
         expected = {"memory": ("memory_mb", 100), "cpu": ("cpus", 1.0), "pids": ("pids", 40)}
         assert sandbox.facts["limits"] == dict(expected[controller] for controller in own_groups())
+        lacking = {name for controller, (name, _) in expected.items() if controller not in own_groups()}
+        assert set(sandbox.facts["limits_missing"]) == lacking
         if "memory" in own_groups():
             done = await sandbox.run(python("b = bytearray(300 << 20); print('got it')"))
             assert (done.code, done.stdout) == (-signal.SIGKILL, b"")
@@ -319,7 +357,7 @@ async def test_what_the_image_cannot_give_is_refused_with_a_reason(task: Task) -
 
     assert reason() is None
     assert "/usr/x" in (reason(folders=("/usr/x",)) or "")
-    assert "needs an image" in (reason(image=Image(context=Path("/x"), required=True)) or "")
+    assert reason(image=Image(context=Path("/x"), required=True)) is None
     assert reason(image=Image(context=Path("/x"), required=False)) is None
 
 
@@ -349,7 +387,42 @@ async def test_one_name_is_one_live_sandbox(box: Boxes) -> None:
 async def test_without_its_image_it_says_how_to_build_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(RuntimeFault, match="prepare runtime=podman"):
-        async with OPTIONS.open([tmp_path]):
+        async with OPTIONS.open([tmp_path], []):
+            pass
+
+
+async def test_a_task_is_tried_in_its_own_image(place: tuple[OpenPodman, Path], imaged: Task, owner: Owners) -> None:
+    await asyncio.to_thread(OPTIONS.images([imaged]).prepare)
+    folders = [place[1]]
+    mine = replace(owner(), root=place[1] / "boxes")
+    async with OPTIONS.open(folders, [imaged]) as podman, podman.sandbox(imaged, Needs(), mine) as sandbox:
+        assert sandbox.facts["image"].startswith("task-")
+        assert sandbox.facts["base"] == image.NAME
+        assert await sandbox.files() == {"more.txt": 3, "note.txt": 6, "number.txt": 3}
+        done = await ran(sandbox, "pwd; id -u; double; echo $PATH; cat number.txt deep/link note.txt more.txt")
+        path = "/opt/tools:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        assert done.stdout.decode().split() == ["/app", "1000", "42", path, "21", "21", "hello", "put"], done.stderr
+        assert (await ran(sandbox, "echo 1 > /data/x && echo 2 > note.txt && cat /data/x")).stdout == b"1\n"
+        assert (await ran(sandbox, "cat /data/x; touch /usr/x")).stdout == b"1\n", "it stays from command to command"
+        assert await sandbox.get("note.txt") == b"2\n"
+
+
+async def test_without_a_tasks_image_nothing_starts(imaged: Task, box: Boxes, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeFault, match="not all images of tasks are there; build them with"):
+        async with OPTIONS.open([tmp_path], [imaged]):
+            pass
+    with pytest.raises(RuntimeFault, match="task t needs an image"):
+        async with box(of=imaged):
+            pass
+
+
+async def test_where_limits_are_required_one_that_cannot_hold_is_refused(
+    place: tuple[OpenPodman, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict = replace(OPTIONS, require_limits=True)
+    monkeypatch.setattr(cgroup, "own_groups", lambda _: {})  # as on a host that has none
+    with pytest.raises(RuntimeFault, match="no limit on cpu, memory, pids can be set here"):
+        async with strict.open([place[1]], []):
             pass
 
 
@@ -363,7 +436,10 @@ async def main():
     task = Task(id="t", instruction="", files={}, grader=None, split="train")
     root = Path(sys.argv[1])
     owner = Owner(run_id="run", rollout_id="r", root=root, proxy_socket=None, proxy_port=1)
-    podman = Podman(file_bytes=1, memory_mb=100, cpus=1.0, pids=40)
+    podman = Podman(
+        file_bytes=1, memory_mb=100, cpus=1.0, pids=40, require_limits=False,
+        base=None, build_network="none", build_s=60, builds=1,
+    )
     async with podman.sandbox(task, Needs(), owner) as sandbox:
         await sandbox.run(Command(argv=("sh", "-c", "echo > ready; setsid sleep 543210 & sleep 543211"), timeout_s=999))
 
@@ -392,6 +468,7 @@ async def test_a_killed_driver_leaves_no_process_and_the_sweep_the_rest(
     assert not any(group.exists() for group in groups)
 
 
+NOTHING = "0 containers, 0 processes, 0 mounts, 0 cgroups, 0 sockets, 0 folders"
 WHOLE = ("eval.num_tasks=0", "num_tasks=1", "logger=[jsonl,console]")
 
 
@@ -407,6 +484,35 @@ async def test_a_whole_run_in_containers(
     rollouts = RunFolder(path=log.parent).rollouts(0)
     assert {rollout.facts["runtime"] for rollout in rollouts} == {"podman"}
     assert {rollout.outcome for rollout in rollouts} <= GRADED, [rollout.reason for rollout in rollouts]
+    assert list(scratch.iterdir()) == []
+    assert f"left of this run: {NOTHING}" in done.stderr
+
+
+async def test_a_task_of_harbor_is_solved_in_its_own_image_which_is_built_once(
+    whole_run: WholeRun, scratch: Path, tmp_path: Path, imaged: Task
+) -> None:
+    assert imaged.image is not None
+    folder = tmp_path / "tasks" / "double"
+    for name, text in {
+        "task.toml": "",
+        "instruction.md": "Write what `double` says to answer.txt.",
+        "solution/solve.sh": "double > answer.txt",
+        "tests/test.sh": 'test "$(cat answer.txt)" = "$(double)"; echo $((1 - $?)) > /logs/verifier/reward.txt',
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    imaged.image.context.rename(folder / "environment")
+    chosen = ("taskset=harbor", f"taskset.path={folder.parent}", "taskset.eval_share=0", "model=scripted", "steps=1")
+    further = ("runtime=podman", "runtime.base=package:base", "group_size=2", "harness.builtin.tools=[read,write,exec]")
+    first = await asyncio.to_thread(whole_run, *chosen, *further, *WHOLE, "hydra.run.dir=first")
+    assert first.returncode == 0, first.stderr
+    assert "building image 1 of 1, of task double" in first.stderr
+    second = await asyncio.to_thread(whole_run, *chosen, *further, *WHOLE, "hydra.run.dir=second")
+    assert second.returncode == 0, second.stderr
+    assert "building image" not in second.stderr
+    for name in ("first", "second"):
+        rollouts = RunFolder(path=tmp_path / name).rollouts(0)
+        assert [rollout.reward for rollout in rollouts] == [1.0, 1.0], [rollout.reason for rollout in rollouts]
     assert list(scratch.iterdir()) == []
 
 

@@ -42,7 +42,7 @@ def test_copies_into_the_working_folder_are_laid_there(tmp_path: Path, copy: str
     ("line", "said"),
     [
         ("RUN apt-get update", "line 3: RUN apt-get update"),
-        ("RUN a \\\n && b", "line 4: RUN a   && b"),
+        ("RUN a \\\n && b", "line 3: RUN a && b"),
         ("ENV A=1", "line 3: ENV A=1"),
         ("FROM other", "line 3: FROM other"),
         ("COPY --chown=1 a.txt .", "line 3: COPY --chown=1 a.txt ."),

@@ -1,0 +1,70 @@
+"""What a container shows of the host: its sandbox's folders, the door to the driver, the proxy, a harness's package."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from clawexp.errors import RuntimeFault
+from clawexp.records import Needs, Owner
+from clawexp.runtime import door, forwarder
+from clawexp.runtime.folder import Folder
+from clawexp.runtime.ids import ids
+from clawexp.runtime.task_image import TaskImage
+
+HOME = "/home/agent"
+DOOR = "/run/clawexp"
+PROXY = f"{DOOR}/proxy.sock"
+PROGRAMS = (door.__file__, forwarder.__file__)
+SYSTEM = frozenset(("usr", "bin", "sbin", "lib", "lib64", "etc", "proc", "dev", "run", "sys"))
+"""Folders of the root that are the image's, or the kernel's."""
+
+
+def is_free(inside: str) -> bool:
+    """Whether a task can have this path for itself."""
+    path = Path(inside)
+    return path.is_absolute() and len(path.parts) > 1 and path.parts[1] not in SYSTEM
+
+
+def furnish(folder: Folder, made: TaskImage) -> None:
+    """Lay down what process 1 needs and what the image holds, and give the rest to the agent."""
+    folder.path.chmod(0o711)
+    place = folder.path / "door"
+    place.mkdir(mode=0o711)
+    for program in PROGRAMS:
+        shutil.copyfile(program, place / Path(program).name)
+    (place / Path(PROXY).name).touch()  # where the proxy's socket is mounted
+    agent = ids().agent
+    for path in (folder.workspace, folder.home, folder.tmp, *map(folder.further, folder.folders)):
+        os.chown(path, agent, agent if os.geteuid() == 0 else -1)
+    made.unpack(folder.workspace)
+
+
+def mounts(folder: Folder, workspace: str, needs: Needs, owner: Owner) -> list[dict[str, Any]]:
+    """The sandbox's own folders, what the harness asks for, the door and the proxy."""
+    own = {HOME: folder.home, workspace: folder.workspace}
+    own |= {inside: folder.further(inside) for inside in folder.folders}
+    shown = {"/tmp": folder.tmp, **own}
+    mounts: list[dict[str, Any]] = [_mount(outside, inside, read_only=False) for inside, outside in shown.items()]
+    for outside, inside in needs.mounts.items():
+        if any(Path(inside).is_relative_to(place) for place in own):
+            raise RuntimeFault(
+                f"{outside} cannot be shown in a sandbox: {', '.join(own)} are the task's own there. "
+                "Keep it elsewhere; the cache of harnesses moves with XDG_CACHE_HOME"
+            )
+        mounts.append(_mount(Path(outside), inside, read_only=True))
+    mounts.append(_mount(folder.path / "door", DOOR, read_only=True))
+    if owner.proxy_socket:
+        mounts.append(_mount(owner.proxy_socket, PROXY, read_only=True))
+    return mounts
+
+
+def _mount(outside: Path, inside: str, *, read_only: bool) -> dict[str, Any]:
+    return {"type": "bind", "source": str(outside), "target": inside, "read_only": read_only}
+
+
+def prefix(python: str, needs: Needs, owner: Owner) -> tuple[str, ...]:
+    """What stands before a command: the forwarder, where there is a proxy that is dialled by its port."""
+    if owner.proxy_socket is None or needs.dials_socket:
+        return ()
+    return (python, "-I", "-S", f"{DOOR}/forwarder.py", str(owner.proxy_port), PROXY)
