@@ -10,6 +10,8 @@ from typing import Any, Literal, Protocol
 
 from clawexp.outcome import Outcome
 
+Split = Literal["train", "eval"]
+"""Of tasks; evaluation tasks are never trained on."""
 LOGPROB_ROUNDING = 1e-4
 """An engine's logprob of a near certain token may lie so far above 0."""
 
@@ -105,7 +107,7 @@ class Task:
     files: Mapping[str, bytes]
     """Relative path -> content, laid in the workspace before the harness starts."""
     grader: Grader
-    split: Literal["train", "eval"]
+    split: Split
     tags: tuple[str, ...] = ()
     oracle: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     """A known solution as tool calls, `(("read", {"path": "a.conf"}), ("write", {...}))`; empty where none is known."""

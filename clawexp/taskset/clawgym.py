@@ -16,9 +16,9 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from clawexp.component import component
-from clawexp.records import Task
+from clawexp.records import Split, Task
 from clawexp.spec import Share
-from clawexp.taskset.listing import Entry, ListedTaskset, Problem, Split, task_folders
+from clawexp.taskset.listing import Entry, ListedTaskset, Problem, task_folders
 from clawexp.taskset.script_grader import ScriptGrader
 from clawexp.taskset.tree_files import Unlayable, read_tree, tree_files
 

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from clawexp.records import Task
+from clawexp.records import Split, Task
 from clawexp.taskset.draw import Draw
 from clawexp.taskset.grader import MANY_WEIGHTS, VALUE_WEIGHTS, FileGrader, Shape
-from clawexp.taskset.words import Split
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@
 import random
 from collections.abc import Sequence
 
-from clawexp.taskset.words import Pool, Split, half, split_of
+from clawexp.records import Split
+from clawexp.taskset.words import Pool, half, split_of
 
 
 class Draw:

@@ -20,11 +20,11 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from clawexp.component import component
-from clawexp.records import Image, Task
+from clawexp.records import Image, Split, Task
 from clawexp.spec import Share
 from clawexp.taskset.dockerfile import Recipe, read_dockerfile
 from clawexp.taskset.harbor_grader import LOGS, TESTS, HarborGrader
-from clawexp.taskset.listing import Entry, ListedTaskset, Problem, Split, task_folders
+from clawexp.taskset.listing import Entry, ListedTaskset, Problem, task_folders
 from clawexp.taskset.tree_files import Unlayable, read_tree, tree_files
 
 FETCHES = re.compile(

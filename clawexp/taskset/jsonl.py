@@ -18,10 +18,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field, ValidationError
 
 from clawexp.component import component
-from clawexp.records import Grader, Task
+from clawexp.records import Grader, Split, Task
 from clawexp.spec import Share
 from clawexp.taskset.grader import MANY_WEIGHTS, VALUE_WEIGHTS, FileGrader, Shape
-from clawexp.taskset.listing import Entry, ListedTaskset, Problem, Split
+from clawexp.taskset.listing import Entry, ListedTaskset, Problem
 from clawexp.taskset.script_grader import ScriptGrader
 
 

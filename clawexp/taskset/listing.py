@@ -13,13 +13,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from clawexp.errors import TasksetError
-from clawexp.records import Image, Task
+from clawexp.records import Image, Split, Task
 from clawexp.spec import Placed
-
-Split = Literal["train", "eval"]
 
 SAMPLES = Path(__file__).parent / "samples"
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")

@@ -8,7 +8,8 @@ from functools import cache
 from hashlib import blake2b
 from typing import Literal
 
-Split = Literal["train", "eval"]
+from clawexp.records import Split
+
 Pool = Literal["stem", "key", "column", "thing", "person", "mark"]
 
 POOLS: dict[Pool, str] = {

@@ -9,12 +9,11 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from clawexp.component import component
-from clawexp.records import Task
+from clawexp.records import Split, Task
 from clawexp.spec import Positive
 from clawexp.taskset.draft import Family
 from clawexp.taskset.draw import Draw
 from clawexp.taskset.families import level1, level2, level3, level4
-from clawexp.taskset.words import Split
 
 
 @component

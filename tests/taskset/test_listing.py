@@ -5,9 +5,9 @@ import pytest
 
 from clawexp.component import component
 from clawexp.errors import TasksetError
-from clawexp.records import Sandbox, Task, Verdict
+from clawexp.records import Sandbox, Split, Task, Verdict
 from clawexp.spec import Listed
-from clawexp.taskset.listing import Entry, ListedTaskset, Problem, Split, fraction, listed
+from clawexp.taskset.listing import Entry, ListedTaskset, Problem, fraction, listed
 
 
 class NoGrader:
