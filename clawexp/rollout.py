@@ -258,6 +258,8 @@ def _judge(finished: Finished, progress: _Progress, attempt: Attempt) -> tuple[O
         return Outcome.CAPTURE_FAULT, f"{counts['capture_faults']} model calls could not be captured; see capture.log"
     if counts.get("engine_faults"):
         return Outcome.ENGINE_FAULT, f"the engine failed {counts['engine_faults']} model calls; see capture.log"
+    if not progress.calls and finished.timed_out and counts.get("left"):
+        return Outcome.ENGINE_FAULT, f"its first model call had no answer when its {finished.wall_s:.0f} s were over"
     if not progress.calls:
         return Outcome.HARNESS_FAULT, f"it made no model call and ended with {finished.code}: {tail}"
     if finished.timed_out:

@@ -283,6 +283,7 @@ async def test_what_the_model_brought_about_is_graded(script: Script, outcome: O
     [
         (Script(calls=(), code=0), Outcome.HARNESS_FAULT, "no model call and ended with 0"),
         (Script(calls=(), code=-9, timed_out=True), Outcome.HARNESS_FAULT, "the cause stands here"),
+        (Script(calls=(), timed_out=True, counts={"left": 1}), Outcome.ENGINE_FAULT, "first model call had no answer"),
         (Script(code=1), Outcome.HARNESS_FAULT, "exit status 1: the cause stands here"),
         (Script(harness=HarnessError("no settings")), Outcome.HARNESS_FAULT, "no settings"),
         (Script(named=Outcome.HARNESS_FAULT, code=7), Outcome.HARNESS_FAULT, "exit status 7"),
