@@ -9,6 +9,7 @@ from mitmproxy import connection, http
 from mitmproxy.proxy.layer import NextLayer
 from mitmproxy.proxy.layers.http import HttpLayer
 
+from clawexp.capture.dialects.dialect import Asked
 from clawexp.capture.exchange import Exchange
 from clawexp.capture.keep_alive import AnsweredHttp, Awaited
 from clawexp.capture.message import Reply
@@ -43,10 +44,14 @@ class CaptureAddon:
 
     async def answer(self, flow: http.HTTPFlow) -> None:
         awaited: Awaited = flow.metadata["awaited"]
-        incoming = Incoming(
+        asked = Asked(
             method=flow.request.method,
             path=flow.request.path.partition("?")[0],
+            query=flow.request.query,
             headers=flow.request.headers,
+        )
+        incoming = Incoming(
+            asked=asked,
             body=_body(flow.request),
             until_gone=self._until_gone(flow.client_conn.id),
             may_ping=partial(setattr, awaited, "ping"),

@@ -40,6 +40,8 @@ def _classify(
     for call in earlier:
         if call.begins(view, any_tools=True):
             return "tool_schema", call.kind if view.has_tools or not call.view.has_tools else "auxiliary"
+    if _retooled(view, earlier):
+        return "tool_schema", "main" if view.has_tools else "auxiliary"
     if _quotes(request, earlier):
         return "compaction", "main" if view.has_tools else "auxiliary"
     return _apart(view, earlier)
@@ -61,6 +63,14 @@ def _other_setting(view: View, main: View) -> bool:
     say)."""
     differs = view.system != main.system or view.tools != main.tools
     return differs and not (view.has_tools and not main.has_tools)
+
+
+def _retooled(view: View, earlier: Sequence[Exchange]) -> bool:
+    """Whether turns of the model stand in the request that were all sampled with other tools: a summary takes their
+    place, another run of the harness keeps them."""
+    told = frozenset(view.messages)
+    kept = [call for call in earlier if call.answers & told]
+    return bool(kept) and all(call.view.tools != view.tools for call in kept)
 
 
 def _quotes(request: Request, earlier: Sequence[Exchange]) -> bool:

@@ -41,9 +41,7 @@ class Awaited:
 
     def rest(self) -> bytes:
         """The answer as the rest of a stream that has begun; a refusal comes too late for its status."""
-        if self.reply.status == 200:
-            return self.reply.body
-        return b"event: error\ndata: %s\n\n" % self.reply.body
+        return self.reply.body if self.reply.status == 200 else self.reply.late
 
 
 @dataclass

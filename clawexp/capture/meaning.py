@@ -6,6 +6,7 @@ dialect has dropped bookkeeping and joined parts already; here the rest of the d
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -59,7 +60,7 @@ def _value(arguments: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers as JavaScript keeps them: 1.0 is 1, and 2**60 + 1 is 2**60."""
+    """Numbers as JavaScript keeps them: 1.0 is 1, 2**60 + 1 is 2**60, and 1e400 is null."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -69,6 +70,8 @@ def _plain(value: Any) -> Any:
             return int(float(value))
         except OverflowError:  # infinite there, which is written so
             return None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
         return int(value)
     return value

@@ -8,7 +8,9 @@ from typing import Any, Literal
 from clawexp.errors import CaptureError
 from clawexp.records import Edit, ParseVerdict
 
-RefusalKind = Literal["unknown_key", "not_found", "invalid_request", "context_length", "unavailable"]
+RefusalKind = Literal[
+    "unknown_key", "not_found", "no_websocket", "too_large", "invalid_request", "context_length", "unavailable"
+]
 Finish = Literal["stop", "length", "tool_calls"]
 Role = Literal["system", "user", "assistant", "tool"]
 Tools = tuple[Mapping[str, Any], ...]
@@ -59,6 +61,8 @@ class Request:
     stream: bool
     stream_usage: bool
     """Whether a stream ends with a chunk of usage."""
+    freeform: frozenset[str] = frozenset()
+    """Names of the tools that take text; the model gives it to them as their one argument, `input`."""
     auxiliary: bool = False
     """The request itself shows that it is a question on the side: a title, a probe, a helper's turn."""
     edits: tuple[Edit, ...] = ()
@@ -84,6 +88,8 @@ class Reply:
     status: int
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
+    late: bytes = b""
+    """Of an error: what ends a stream that has begun, when it is too late for a status."""
 
 
 class Refused(CaptureError):

@@ -22,6 +22,7 @@ NEUTRAL: Mapping[str, Any] = {
     "response_format": {"type": "text"},
     "output_format": None,
     "tool_choice": "auto",
+    "parallel_tool_calls": True,
 }
 """Fields whose other values would draw from another distribution than the one that is learned, or choose
 among
@@ -35,8 +36,11 @@ def decide(request: Request, temperature: float, room: int) -> tuple[dict[str, A
     asked = request.requested.get("temperature")
     if asked is not None and asked != temperature:
         edits.append(Edit(rule="sampling.temperature", before=asked, after=temperature))
+    requested = dict(request.requested)
+    if "tool_choice" in requested and not request.tools:  # engines refuse a choice among no tools
+        edits.append(Edit(rule="tools.choice_without_tools", before=requested.pop("tool_choice"), after=None))
     for name, neutral in NEUTRAL.items():
-        value = request.requested.get(name)
+        value = requested.get(name)
         if value not in UNSET and value != neutral:
             edits.append(Edit(rule=f"sampling.{name}", before=value, after=neutral))
     max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)

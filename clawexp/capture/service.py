@@ -11,26 +11,25 @@ from typing import Any
 
 from clawexp.capture.caller import Caller, final_answer
 from clawexp.capture.conversation import Conversation
-from clawexp.capture.dialects.dialect import Counting, Dialect
+from clawexp.capture.dialects.dialect import Asked, Counting, Dialect
 from clawexp.capture.dialects.table import DIALECTS
 from clawexp.capture.exchange import Exchange
 from clawexp.capture.journal import CallJournal
-from clawexp.capture.message import Refused, Reply
+from clawexp.capture.message import Refused, Reply, Request
 from clawexp.capture.open_rollout import Opening, OpenRollout
 from clawexp.errors import CaptureError, EngineError, JournalError
 
 log = logging.getLogger(__name__)
+
+LONGEST_BODY = 32 * 2**20
+"""Bytes. The longest context in tokens is far shorter; what is longer would only keep others waiting."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Incoming:
     """One HTTP request."""
 
-    method: str
-    path: str
-    """Without the query."""
-    headers: Mapping[str, str]
-    """Looked up without regard to case."""
+    asked: Asked
     body: bytes
     until_gone: AbstractContextManager[None]
     """Inside it, the request is cancelled when its client leaves; outside it runs to its end."""
@@ -78,32 +77,34 @@ class CaptureService:
 
     async def serve(self, incoming: Incoming) -> Served:
         """The reply to anything at all, an error in the dialect's form included."""
-        asked = (incoming.method, incoming.path, incoming.headers)
-        dialect = next((each for each in DIALECTS if each.serves(*asked)), None)
-        if dialect is None:
-            refused = Refused("not_found", f"Unknown request URL: {incoming.method} {incoming.path}.")
-            return Served(reply=DIALECTS[-1].refuse(refused))
-        rollout = self.rollouts.get(dialect.key(incoming.headers))
+        asked = incoming.asked
+        found = next((each for each in DIALECTS if each.serves(asked)), None)
+        dialect = found or DIALECTS[-1]
+        unserved = _unserved(asked, incoming.body, known=found is not None)
+        if unserved is not None:
+            return Served(reply=dialect.refuse(unserved, stream=False))
+        rollout = self.rollouts.get(dialect.key(asked))
         if rollout is None:
-            return Served(reply=dialect.refuse(Refused("unknown_key", "Incorrect API key provided.")))
+            return Served(reply=dialect.refuse(Refused("unknown_key", "Incorrect API key provided."), stream=False))
+        request: Request | None = None
         try:
             with rollout.serving(), _faults_marked(rollout):
-                return await self._serve(rollout, dialect, incoming)
+                about = dialect.about(asked, self._caller.model)
+                if about is not None:
+                    return Served(reply=about)
+                request = dialect.read(asked, incoming.body)
+                return await self._serve(rollout, dialect, incoming, request)
         except Refused as refused:
-            return Served(reply=dialect.refuse(refused))
+            return Served(reply=dialect.refuse(refused, stream=request is not None and request.stream))
 
-    async def _serve(self, rollout: OpenRollout, dialect: Dialect, incoming: Incoming) -> Served:
+    async def _serve(self, rollout: OpenRollout, dialect: Dialect, incoming: Incoming, request: Request) -> Served:
         model = self._caller.model
-        about = dialect.about(incoming.method, incoming.path, model)
-        if about is not None:
-            return Served(reply=about)
-        request = dialect.read(incoming.headers, incoming.body)
-        if isinstance(dialect, Counting) and dialect.counts(incoming.method, incoming.path):
+        if isinstance(dialect, Counting) and dialect.counts(incoming.asked):
             return Served(reply=dialect.count(rollout.conversation.count(request)))
         if request.stream:
             incoming.may_ping(dialect.ping)
         body = hashlib.sha256(incoming.body).digest()
-        again = rollout.conversation.repeated(body, dialect.retried(incoming.headers))
+        again = rollout.conversation.repeated(body, dialect.retried(incoming.asked))
         if again is not None and again.answer is not None:
             rollout.counts["replayed"] += 1
             return Served(reply=dialect.answer(request, again.answer, model), exchange=again)
@@ -117,6 +118,17 @@ class CaptureService:
             if exchange.answer is None:
                 rollout.conversation.leave(exchange)
         return Served(reply=dialect.answer(request, answer, model), exchange=exchange)
+
+
+def _unserved(asked: Asked, body: bytes, *, known: bool) -> Refused | None:
+    """Why a request is not even looked at."""
+    if asked.headers.get("upgrade", "").lower() == "websocket":
+        return Refused("no_websocket", "Websockets are not served; send each request by itself.")
+    if not known:
+        return Refused("not_found", f"Unknown request URL: {asked.method} {asked.path}.")
+    if len(body) > LONGEST_BODY:
+        return Refused("too_large", f"The body has {len(body)} bytes; at most {LONGEST_BODY} are read.")
+    return None
 
 
 @contextmanager
@@ -138,6 +150,10 @@ def _faults_marked(rollout: OpenRollout) -> Iterator[None]:
         expected = True
         rollout.counts["refused"] += 1
         raise
+    except RecursionError as error:
+        expected = True
+        rollout.counts["refused"] += 1
+        raise Refused("invalid_request", "The body of the request is nested too deeply.") from error
     except EngineError as error:
         expected = True
         rollout.counts["engine_faults"] += 1

@@ -10,7 +10,7 @@ VERBS = {
     "eval": "score a model, or a run's newest checkpoint, on held-out tasks",
     "doctor": "say what this machine can run, and what to do about the rest",
     "prepare": "fetch or build what a harness, a runtime, an engine or a model needs",
-    "replay": "rebuild a run's last batch from its journal and compare the loss",
+    "replay": "rebuild a run's last batch from its journal; or tell the forks of recorded --requests",
     "jobs": "list the runs that launchers started: state, step, folder",
     "reap": "remove what killed runs left behind",
 }

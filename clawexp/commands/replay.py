@@ -1,4 +1,5 @@
-"""Rebuild the batch of a run's last replayable step from its journal, and compare the loss with the logged one."""
+"""Rebuild the batch of a run's last replayable step from its journal, and compare the loss with the logged one; or
+replay recorded requests."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,6 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from clawexp.commands import recorded
 from clawexp.commands.compose import build
 from clawexp.errors import ConfigError, LearnerError
 from clawexp.run_folder import RunFolder
@@ -14,9 +16,16 @@ TOLERANCE = 1e-6
 
 
 def run(argv: Sequence[str]) -> int:
-    """`replay RUN`. Raises LearnerError when the losses differ by more than TOLERANCE."""
+    """`replay RUN`, or `replay --requests FOLDER`.
+
+    Raises LearnerError when the losses differ by more than TOLERANCE.
+    """
+    if argv[:1] == ["--requests"]:
+        return recorded.run(argv[1:])
     if len(argv) != 1 or "=" in argv[0]:
-        raise ConfigError("replay takes the folder of one run: python -m clawexp replay runs/...")
+        raise ConfigError(
+            "replay takes the folder of one run, or --requests and a folder: python -m clawexp replay runs/..."
+        )
     folder = RunFolder(path=Path(argv[0]))
     if not (folder.path / "config.json").is_file():
         raise ConfigError(f"{folder.path}: no run there (no config.json)")

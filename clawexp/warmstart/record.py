@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
+from clawexp.capture.dialects.dialect import Asked
 from clawexp.capture.dialects.openai_chat import OpenAIChat
 from clawexp.capture.message import Answer, Message, ToolCall
 from clawexp.errors import HarnessError
@@ -52,7 +53,8 @@ class ScriptedModel:
             prompt_tokens=100,
             sampled_tokens=10,
         )
-        reply = self._dialect.answer(self._dialect.read(request.headers, body), answer, MODEL)
+        asked = Asked(method=request.method, path=request.path, query=request.query, headers=request.headers)
+        reply = self._dialect.answer(self._dialect.read(asked, body), answer, MODEL)
         return web.Response(status=reply.status, body=reply.body, headers=dict(reply.headers))
 
     @asynccontextmanager

@@ -1,12 +1,20 @@
-"""A tiny tokenizer with Qwen3's special tokens, and a checkpoint folder around it."""
+"""A tiny tokenizer with Qwen3's special tokens, a checkpoint folder around it, and a live capture process."""
 
+import asyncio
 import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+import pytest_asyncio
 import tokenizers
+from bench import CONTEXT, MAX_CALLS, Bench
+from stub_engine import model_of, options_of, serve_stub
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
+from clawexp.capture.boundary import boundary
 from clawexp.capture.rendering import Qwen3Rendering
 from clawexp.capture.tokenizer import Tokenizer
 
@@ -59,3 +67,32 @@ def tokenizer(checkpoint: Path) -> Tokenizer:
 @pytest.fixture(scope="session")
 def qwen3(tokenizer: Tokenizer) -> Qwen3Rendering:
     return Qwen3Rendering(tokenizer)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(
+    tokenizer: Tokenizer,
+    checkpoint: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    connect: Callable[[str, str], AbstractAsyncContextManager[Any]],
+) -> AsyncIterator[Bench[Any]]:
+    """A capture process for one module of tests, whose `connect` makes the clients."""
+    options, model = options_of(max_calls=MAX_CALLS), model_of(checkpoint, context=CONTEXT)
+    async with (
+        serve_stub(tokenizer) as engine,
+        boundary(options, model, engine.url, "secret", tmp_path_factory.mktemp("run")) as live,
+    ):
+        yield Bench(engine, live, connect, AsyncExitStack())
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def bench(shared: Bench[Any]) -> AsyncIterator[Bench[Any]]:
+    """The shared process, with an engine that remembers nothing."""
+    async with shared.clients:
+        yield shared
+    shared.engine.script.clear()
+    shared.engine.requests.clear()
+    shared.engine.failures = 0
+    shared.engine.release = None
+    shared.engine.arrived = asyncio.Semaphore(0)
+    shared.engine.cancelled.clear()

@@ -2,23 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import aiohttp
 import anthropic
 import pytest
-import pytest_asyncio
-from stub_engine import StubEngine, model_of, options_of, serve_stub
+from bench import CALL, SCHEMA, Bench, assert_exact_chain
 
-from clawexp.capture.boundary import Boundary, boundary
 from clawexp.capture.keep_alive import PING_S
-from clawexp.capture.tokenizer import Tokenizer
-from clawexp.records import Call
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -26,60 +18,20 @@ TOOLS: Any = [
     {
         "name": "read",
         "description": "Read a file.",
-        "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+        "input_schema": SCHEMA,
     }
 ]
 SYSTEM: Any = [{"type": "text", "text": "You are an assistant"}, {"type": "text", "text": " with files."}]
 TASK: Any = {"role": "user", "content": "Read the files and write what they say."}
-CALL = '<tool_call>\n{"name": "read",  "arguments": {"path": "notes.txt", "lines": [1, 2]}}\n</tool_call>'
 CACHED = {"type": "ephemeral"}
 
 
-@dataclass
-class Bench:
-    engine: StubEngine
-    boundary: Boundary
-    clients: AsyncExitStack
-    opened: int = 0
-
-    async def open(self) -> tuple[str, anthropic.AsyncAnthropic]:
-        """A rollout of its own, and the official client for it."""
-        self.opened += 1
-        rollout_id = f"rollout-{self.opened}"
-        key = await self.boundary.open(rollout_id, seed=3)
-        return rollout_id, await self.client(api_key=key)
-
-    async def client(self, **credential: Any) -> anthropic.AsyncAnthropic:
-        url = f"http://127.0.0.1:{self.boundary.port}"
-        client = anthropic.AsyncAnthropic(base_url=url, max_retries=0, **credential)
-        return await self.clients.enter_async_context(client)
-
-    async def close(self, rollout_id: str) -> tuple[Call, ...]:
-        return (await self.boundary.close(rollout_id)).calls
+Live = Bench[anthropic.AsyncAnthropic]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared(
-    tokenizer: Tokenizer, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Bench]:
-    folder = tmp_path_factory.mktemp("run")
-    async with (
-        serve_stub(tokenizer) as engine,
-        boundary(options_of(), model_of(checkpoint, context=2048), engine.url, "secret", folder) as live,
-    ):
-        yield Bench(engine, live, AsyncExitStack())
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def bench(shared: Bench) -> AsyncIterator[Bench]:
-    """The shared process, with an engine that remembers nothing."""
-    async with shared.clients:
-        yield shared
-    shared.engine.script.clear()
-    shared.engine.requests.clear()
-    shared.engine.failures = 0
-    shared.engine.release = None
-    shared.engine.arrived = asyncio.Semaphore(0)
+@pytest.fixture(scope="module")
+def connect() -> Callable[[str, str], anthropic.AsyncAnthropic]:
+    return lambda url, key: anthropic.AsyncAnthropic(base_url=url, api_key=key, max_retries=0)
 
 
 async def ask(
@@ -107,16 +59,8 @@ def results(message: anthropic.types.Message, text: Any = "weather is fine", **m
     return {"role": "user", "content": blocks}
 
 
-def assert_exact_chain(calls: Sequence[Call]) -> None:
-    assert [call.cause for call in calls] == ["root"] + ["continue"] * (len(calls) - 1)
-    for earlier, later in pairwise(calls):
-        before = earlier.prompt_ids + earlier.sampled_ids
-        assert later.prompt_ids[: len(before)] == before
-        assert (later.parent, later.shared) == (earlier.call_id, len(before))
-
-
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_append_only_conversation_keeps_its_exact_prefix(bench: Bench, stream: bool) -> None:
+async def test_an_append_only_conversation_keeps_its_exact_prefix(bench: Live, stream: bool) -> None:
     rollout_id, client = await bench.open()
     messages: list[Any] = [TASK]
     for turn in range(5):
@@ -133,7 +77,7 @@ async def test_an_append_only_conversation_keeps_its_exact_prefix(bench: Bench, 
     assert {(call.dialect, call.kind, call.verdict) for call in calls} == {("anthropic_messages", "main", "tool_calls")}
 
 
-async def test_both_dialects_say_the_same_to_the_model(bench: Bench, tokenizer: Tokenizer) -> None:
+async def test_both_dialects_say_the_same_to_the_model(bench: Live) -> None:
     rollout_id, client = await bench.open()
     await ask(client, [TASK], tools=TOOLS, system=SYSTEM)
     function = {"name": "read", "description": "Read a file.", "parameters": TOOLS[0]["input_schema"]}
@@ -150,7 +94,7 @@ async def test_both_dialects_say_the_same_to_the_model(bench: Bench, tokenizer: 
     assert second.cause == "retry"
 
 
-async def test_what_claude_code_moves_about_does_not_fork(bench: Bench) -> None:
+async def test_what_claude_code_moves_about_does_not_fork(bench: Live) -> None:
     """Cache marks, billing lines, strings that become blocks, and system messages in the middle."""
     rollout_id, client = await bench.open()
 
@@ -174,7 +118,7 @@ async def test_what_claude_code_moves_about_does_not_fork(bench: Bench) -> None:
     assert [edit.rule for edit in calls[0].edits] == ["system.billing"]
 
 
-async def test_a_deferred_tool_comes_into_the_prompt_where_a_result_refers_to_it(bench: Bench) -> None:
+async def test_a_deferred_tool_comes_into_the_prompt_where_a_result_refers_to_it(bench: Live) -> None:
     rollout_id, client = await bench.open()
     write = {"name": "write", "input_schema": {"type": "object", "title": "what to write"}, "defer_loading": True}
     bench.engine.say(CALL)
@@ -187,7 +131,7 @@ async def test_a_deferred_tool_comes_into_the_prompt_where_a_result_refers_to_it
     assert bench.engine.tokenizer.decode(ids).count("what to write") == 1
 
 
-async def test_a_real_change_forks_and_says_why(bench: Bench) -> None:
+async def test_a_real_change_forks_and_says_why(bench: Live) -> None:
     rollout_id, client = await bench.open()
     bench.engine.say("The weather is fine today.")
     first = await ask(client, [TASK], tools=TOOLS)
@@ -201,7 +145,7 @@ async def test_a_real_change_forks_and_says_why(bench: Bench) -> None:
     assert [call.cause for call in calls] == ["root", "rewrite", "tool_schema", "continue", "reminder"]
 
 
-async def test_thinking_is_sent_and_taken_back(bench: Bench) -> None:
+async def test_thinking_is_sent_and_taken_back(bench: Live) -> None:
     rollout_id, client = await bench.open()
     bench.engine.say("<think>\nwhy not\n</think>\n\nfine")
     first = await ask(client, [TASK], True)
@@ -213,7 +157,7 @@ async def test_thinking_is_sent_and_taken_back(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_usage_is_true_and_so_is_the_count_before(bench: Bench, stream: bool) -> None:
+async def test_usage_is_true_and_so_is_the_count_before(bench: Live, stream: bool) -> None:
     rollout_id, client = await bench.open()
     told: dict[str, Any] = {"messages": [TASK], "system": SYSTEM, "tools": TOOLS}
     before = await client.messages.count_tokens(model="tiny", **told)
@@ -230,7 +174,7 @@ async def test_usage_is_true_and_so_is_the_count_before(bench: Bench, stream: bo
         assert message.usage.output_tokens == len(call.sampled_ids)
 
 
-async def test_stop_reasons_are_those_of_the_api(bench: Bench) -> None:
+async def test_stop_reasons_are_those_of_the_api(bench: Live) -> None:
     rollout_id, client = await bench.open()
     bench.engine.say("the weather is", stop=False)
     cut = await ask(client, [TASK])
@@ -243,13 +187,12 @@ async def test_stop_reasons_are_those_of_the_api(bench: Bench) -> None:
     assert [call.verdict for call in await bench.close(rollout_id)] == ["cut", "malformed", "text"]
 
 
-async def test_the_key_may_come_as_a_bearer_token_too_and_an_unknown_one_is_refused(bench: Bench) -> None:
-    rollout_id, client = await bench.open()
-    assert client.api_key
-    bearer = await bench.client(auth_token=client.api_key)
-    await ask(bearer, [TASK])
+async def test_the_key_may_come_as_a_bearer_token_too_and_an_unknown_one_is_refused(bench: Live) -> None:
+    rollout_id, _ = await bench.open()
+    async with anthropic.AsyncAnthropic(base_url=bench.url, auth_token=bench.key, max_retries=0) as bearer:
+        await ask(bearer, [TASK])
     with pytest.raises(anthropic.AuthenticationError) as raised:
-        await ask(await bench.client(api_key="sk-wrong"), [TASK])
+        await ask(await bench.client("sk-wrong"), [TASK])
     assert raised.value.body == {
         "type": "error",
         "error": {"type": "authentication_error", "message": "Incorrect API key provided."},
@@ -257,7 +200,7 @@ async def test_the_key_may_come_as_a_bearer_token_too_and_an_unknown_one_is_refu
     assert len(await bench.close(rollout_id)) == 1
 
 
-async def test_a_prompt_beyond_the_context_is_refused_in_the_words_that_claude_code_reads(bench: Bench) -> None:
+async def test_a_prompt_beyond_the_context_is_refused_in_the_words_that_claude_code_reads(bench: Live) -> None:
     rollout_id, client = await bench.open()
     with pytest.raises(anthropic.BadRequestError) as raised:
         await ask(client, [{"role": "user", "content": "q" * 5000}], True)
@@ -274,16 +217,16 @@ async def test_a_prompt_beyond_the_context_is_refused_in_the_words_that_claude_c
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image' are not supported"),
+        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "'image' is not supported"),
         ({"messages": [TASK, {"role": "assistant", "content": "I begin"}]}, "does not support assistant message"),
         ({"messages": []}, "at least one message"),
         ({"messages": [{"role": "tool", "content": ""}]}, "messages.0.role"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "only functions"),
         ({"max_tokens": 0}, "max_tokens"),
     ],
 )
 async def test_what_cannot_be_said_to_the_model_is_refused_clearly(
-    bench: Bench, changes: dict[str, Any], told: str
+    bench: Live, changes: dict[str, Any], told: str
 ) -> None:
     rollout_id, client = await bench.open()
     with pytest.raises(anthropic.BadRequestError) as raised:
@@ -292,12 +235,14 @@ async def test_what_cannot_be_said_to_the_model_is_refused_clearly(
     assert await bench.close(rollout_id) == ()
 
 
-async def test_the_experiment_decides_sampling_and_notes_what_the_harness_wanted(bench: Bench) -> None:
+async def test_the_experiment_decides_sampling_and_notes_what_the_harness_wanted(bench: Live) -> None:
     rollout_id, client = await bench.open()
     shaped = {"temperature": 0.2, "top_k": 5, "stop_sequences": ["x"]}
-    await ask(client, [TASK], tool_choice={"type": "auto"}, extra_body=shaped)
-    await ask(client, [TASK, TASK], tool_choice={"type": "any"})
-    first, second = await bench.close(rollout_id)
+    await ask(client, [TASK], tools=TOOLS, tool_choice={"type": "auto"}, extra_body=shaped)
+    await ask(client, [TASK, TASK], tools=TOOLS, tool_choice={"type": "any"})
+    await ask(client, [TASK, TASK, TASK], tool_choice={"type": "any"})
+    first, second, third = await bench.close(rollout_id)
+    assert [edit.rule for edit in third.edits] == ["tools.choice_without_tools"]
     assert {edit.rule for edit in first.edits} == {
         "sampling.temperature",
         "sampling.top_k",
@@ -307,7 +252,7 @@ async def test_the_experiment_decides_sampling_and_notes_what_the_harness_wanted
     assert bench.engine.requests[0]["sampling_params"]["max_tokens"] == 256
 
 
-async def test_questions_on_the_side_are_auxiliary_and_the_conversation_is_not(bench: Bench) -> None:
+async def test_questions_on_the_side_are_auxiliary_and_the_conversation_is_not(bench: Live) -> None:
     rollout_id, client = await bench.open()
     probe: Any = [{"role": "user", "content": "quota"}]
     bench.engine.say("o", stop=False)
@@ -329,7 +274,7 @@ async def test_questions_on_the_side_are_auxiliary_and_the_conversation_is_not(b
     ]
 
 
-async def test_models_are_told_in_the_form_that_the_client_speaks(bench: Bench) -> None:
+async def test_models_are_told_in_the_form_that_the_client_speaks(bench: Live) -> None:
     rollout_id, client = await bench.open()
     assert [model.id async for model in client.models.list()] == ["tiny"]
     assert (await client.models.retrieve("tiny")).display_name == "tiny"
@@ -338,7 +283,7 @@ async def test_models_are_told_in_the_form_that_the_client_speaks(bench: Bench) 
     assert await bench.close(rollout_id) == ()
 
 
-async def streamed(bench: Bench, key: str, held: asyncio.Event | None = None) -> list[tuple[str, Any]]:
+async def streamed(bench: Live, key: str, held: asyncio.Event | None = None) -> list[tuple[str, Any]]:
     """The events of one stream as they stand on the wire; the engine is let go at the first of them."""
     url = f"http://127.0.0.1:{bench.boundary.port}/v1/messages?beta=true"
     body = {"max_tokens": 256, "stream": True, "messages": [TASK], "tools": TOOLS}
@@ -359,7 +304,7 @@ async def streamed(bench: Bench, key: str, held: asyncio.Event | None = None) ->
     return found
 
 
-async def test_a_stream_has_its_events_in_order(bench: Bench) -> None:
+async def test_a_stream_has_its_events_in_order(bench: Live) -> None:
     rollout_id, client = await bench.open()
     assert client.api_key
     bench.engine.say(f"<think>\nwhy\n</think>\n\nText.{CALL}{CALL}")
@@ -376,7 +321,7 @@ async def test_a_stream_has_its_events_in_order(bench: Bench) -> None:
     await bench.close(rollout_id)
 
 
-async def test_a_stream_is_kept_alive_while_the_model_works(bench: Bench) -> None:
+async def test_a_stream_is_kept_alive_while_the_model_works(bench: Live) -> None:
     rollout_id, client = await bench.open()
     assert client.api_key
     bench.engine.release = asyncio.Event()
@@ -389,7 +334,7 @@ async def test_a_stream_is_kept_alive_while_the_model_works(bench: Bench) -> Non
     assert len(await bench.close(rollout_id)) == 1
 
 
-async def test_the_official_client_waits_through_pings(bench: Bench) -> None:
+async def test_the_official_client_waits_through_pings(bench: Live) -> None:
     rollout_id, client = await bench.open()
     bench.engine.release = asyncio.Event()
     bench.engine.say("fine")
@@ -402,7 +347,7 @@ async def test_the_official_client_waits_through_pings(bench: Bench) -> None:
     assert len(await bench.close(rollout_id)) == 1
 
 
-async def test_an_engine_that_stays_down_ends_a_stream_that_has_begun_with_an_error(bench: Bench) -> None:
+async def test_an_engine_that_stays_down_ends_a_stream_that_has_begun_with_an_error(bench: Live) -> None:
     rollout_id, client = await bench.open()
     assert client.api_key
     bench.engine.release = asyncio.Event()
@@ -416,7 +361,7 @@ async def test_an_engine_that_stays_down_ends_a_stream_that_has_begun_with_an_er
     assert (await bench.boundary.close(rollout_id)).calls == ()
 
 
-async def test_a_client_that_leaves_a_stream_that_has_begun_cancels_its_generation(bench: Bench) -> None:
+async def test_a_client_that_leaves_a_stream_that_has_begun_cancels_its_generation(bench: Live) -> None:
     rollout_id, client = await bench.open()
     assert client.api_key
     bench.engine.release = asyncio.Event()

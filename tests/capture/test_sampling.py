@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from clawexp.capture.message import Message, Refused, Request
@@ -7,7 +9,12 @@ from clawexp.capture.sampling import decide, room_for
 def request(max_tokens: int | None = None, **requested: object) -> Request:
     messages = (Message(role="user", content="x"),)
     return Request(
-        messages=messages, tools=(), requested=requested, max_tokens=max_tokens, stream=False, stream_usage=False
+        messages=messages,
+        tools=({"type": "function", "function": {"name": "read"}},),
+        requested=requested,
+        max_tokens=max_tokens,
+        stream=False,
+        stream_usage=False,
     )
 
 
@@ -27,6 +34,12 @@ def test_truncating_samplers_are_overridden_and_noted() -> None:
 def test_what_changes_nothing_is_no_edit() -> None:
     _, edits = decide(request(temperature=1, top_p=1, n=1, stop=None, tool_choice="auto", logit_bias={}), 1.0, 10)
     assert edits == ()
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "any"}])
+def test_a_choice_among_no_tools_is_none_and_noted(choice: object) -> None:
+    _, (edit,) = decide(replace(request(tool_choice=choice), tools=()), 1.0, 10)
+    assert (edit.rule, edit.before, edit.after) == ("tools.choice_without_tools", choice, None)
 
 
 def test_the_smaller_limit_holds() -> None:

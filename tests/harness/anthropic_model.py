@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from clawexp.capture.dialects.anthropic_messages import AnthropicMessages
+from clawexp.capture.dialects.dialect import Asked
 from clawexp.capture.exchange import View
 from clawexp.capture.message import Answer, Message, Refused, Request, ToolCall
 
@@ -33,12 +34,14 @@ class AnthropicModel:
         self.keys.add(request.headers.get("x-api-key"))
         self.paths.add(f"{request.method} {request.path}")
         body = await request.read()
-        asked = dialect.read(request.headers, body)
+        asked = dialect.read(
+            Asked(method=request.method, path=request.path, query=request.query, headers=request.headers), body
+        )
         self.requests.append(asked)
         self.bodies.append(json.loads(body))
         reply = self.replies[min(len(self.requests), len(self.replies)) - 1]
         if isinstance(reply, Refused):
-            made = dialect.refuse(reply)
+            made = dialect.refuse(reply, stream=asked.stream)
         else:
             made = dialect.answer(asked, self._answer(reply), "scripted")
         return web.Response(status=made.status, body=made.body, headers=made.headers)

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from clawexp.capture.dialects.fields import listed, mapping, string, unreadable
+from clawexp.capture.dialects.tools import function, offered
 from clawexp.capture.message import Message, Refused, Role, ToolCall, Tools
 from clawexp.records import Edit
 
@@ -35,7 +37,8 @@ def read_messages(value: Any, tools: Any) -> tuple[Message, ...]:
     """Block after block: nothing is moved. Results of tools become messages of their own. Raises Refused."""
     if not isinstance(value, list) or not value:
         raise Refused("invalid_request", "messages: at least one message is required")
-    definitions = {tool["function"]["name"]: tool for tool in _functions(tools)}
+    functions = [each for _, each in _functions(listed(tools, "tools")) if each is not None]
+    definitions = {each["function"]["name"]: each for each in functions}
     turns = [turn for index, message in enumerate(value) for turn in _turns(message, f"messages.{index}", definitions)]
     if turns[-1].role == "assistant":
         raise Refused(
@@ -45,20 +48,21 @@ def read_messages(value: Any, tools: Any) -> tuple[Message, ...]:
     return tuple(turns)
 
 
-def read_tools(value: Any) -> Tools:
+def read_tools(value: Any) -> tuple[Tools, tuple[Edit, ...]]:
     """The tools that the prompt offers. A deferred one is not in it until a result refers to it. Raises Refused."""
-    offered = [tool for tool in _listed(value, "tools") if not (isinstance(tool, dict) and tool.get("defer_loading"))]
-    return tuple(_functions(offered))
+    tools = listed(value, "tools")
+    return offered(each for each in _functions(tools) if not each[0].get("defer_loading"))
 
 
-def _functions(value: Any) -> Iterator[dict[str, Any]]:
+def _functions(tools: Sequence[Any]) -> Iterator[tuple[Block, dict[str, Any] | None]]:
     """All tools in OpenAI's function form, keys in the order in which it has them."""
-    for index, tool in enumerate(_listed(value, "tools")):
-        schema = tool.get("input_schema") if isinstance(tool, dict) else None
-        if not isinstance(schema, dict) or not isinstance(tool.get("name"), str):
-            raise Refused("invalid_request", f"tools.{index}: only tools with a name and an input_schema are offered")
-        described = {"description": tool["description"]} if tool.get("description") else {}
-        yield {"type": "function", "function": {"name": tool["name"], **described, "parameters": schema}}
+    for index, tool in enumerate(tools):
+        sent = mapping(tool, f"tools.{index}")
+        if sent.get("type", "custom") != "custom":
+            yield sent, None
+        else:
+            schema = mapping(sent.get("input_schema"), f"tools.{index}.input_schema")
+            yield sent, function(sent.get("name"), sent.get("description"), schema, f"tools.{index}")
 
 
 def _turns(message: Any, place: str, definitions: Definitions) -> Iterator[Message]:
@@ -85,7 +89,7 @@ def _assistant(blocks: Sequence[Block], place: str) -> Message:
         at = f"{place}.content.{index}"
         match block.get("type"):
             case "thinking":
-                reasoning += _string(block.get("thinking"), f"{at}.thinking")
+                reasoning += string(block.get("thinking"), f"{at}.thinking")
             case "redacted_thinking":  # nobody can read it
                 pass
             case "tool_use":
@@ -99,7 +103,7 @@ def _tool_call(block: Block, place: str) -> ToolCall:
     if not isinstance(block.get("input"), dict):
         raise Refused("invalid_request", f"{place}.input: must be an object")
     return ToolCall(
-        name=_string(block.get("name"), f"{place}.name"), arguments=block["input"], id=str(block.get("id") or "")
+        name=string(block.get("name"), f"{place}.name"), arguments=block["input"], id=str(block.get("id") or "")
     )
 
 
@@ -113,16 +117,14 @@ def _part(block: Block, place: str, definitions: Definitions) -> str:
     """What a part of a tool's result says. A reference to a deferred tool brings its schema into the prompt."""
     if block.get("type") != "tool_reference":
         return _text(block, place)
-    name = _string(block.get("tool_name"), f"{place}.tool_name")
+    name = string(block.get("tool_name"), f"{place}.tool_name")
     return json.dumps(definitions.get(name, name), ensure_ascii=False) + "\n"
 
 
 def _text(block: Block, place: str) -> str:
     if block.get("type") != "text":
-        raise Refused(
-            "invalid_request", f"{place}: blocks of type {block.get('type')!r} are not supported; the model reads text"
-        )
-    return _string(block.get("text"), f"{place}.text")
+        raise unreadable(block.get("type"), place)
+    return string(block.get("text"), f"{place}.text")
 
 
 def _blocks(value: Any, place: str) -> list[Block]:
@@ -131,18 +133,4 @@ def _blocks(value: Any, place: str) -> list[Block]:
         return [{"type": "text", "text": value}]
     if not isinstance(value, list) or not all(isinstance(block, dict) for block in value):
         raise Refused("invalid_request", f"{place}: must be a string or a list of blocks")
-    return value
-
-
-def _listed(value: Any, place: str) -> list[Any]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise Refused("invalid_request", f"{place}: must be a list")
-    return value
-
-
-def _string(value: Any, place: str) -> str:
-    if not isinstance(value, str):
-        raise Refused("invalid_request", f"{place}: must be a string")
     return value
