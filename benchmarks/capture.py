@@ -25,7 +25,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from clawexp.capture.boundary import boundary
 from clawexp.capture.tokenizer import Tokenizer
-from clawexp.spec import CaptureOptions, EngineHandle, Model
+from clawexp.protocols import EngineHandle
+from clawexp.spec import CaptureOptions, Model
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")

@@ -4,8 +4,9 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from clawexp.protocols import Harness
 from clawexp.records import Task
-from clawexp.spec import Experiment, Harness
+from clawexp.spec import Experiment
 
 
 @dataclass(frozen=True, kw_only=True)

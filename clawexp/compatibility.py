@@ -8,7 +8,8 @@ two sides and names both.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from clawexp.spec import Choosy, Experiment, Listed, Particular, Unisolated
+from clawexp.protocols import Choosy, Listed, Unisolated
+from clawexp.spec import Experiment, Particular
 
 
 @dataclass(frozen=True, kw_only=True)

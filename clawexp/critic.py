@@ -14,7 +14,7 @@ from torch import Tensor
 from clawexp.batch import owned_token, sum_over_owners
 from clawexp.errors import LearnerError
 from clawexp.model.value_head import ValueHead
-from clawexp.spec import CriticOptions
+from clawexp.protocols import CriticOptions
 
 
 @dataclass(frozen=True, kw_only=True)

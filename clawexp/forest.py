@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from clawexp.protocols import Auxiliary, LeafFilter
 from clawexp.segment import Node, Segment, common_length
-from clawexp.spec import Auxiliary, LeafFilter
 from clawexp.tree import Tree
 
 

@@ -16,7 +16,8 @@ from clawexp.errors import ConfigError, LearnerError
 from clawexp.mismatch import mismatch
 from clawexp.model.decoder import Policy, read_weights
 from clawexp.model.tree_pass import TokenLoss, TreeTokens, tree_backward, tree_logprobs
-from clawexp.spec import Algo, LearnerOptions
+from clawexp.protocols import Algo
+from clawexp.spec import LearnerOptions
 from clawexp.whole_folder import whole_folder
 
 STATE = "learner.pt"

@@ -9,8 +9,8 @@ from tensordict import TensorDict
 
 from clawexp.batch import DTYPES, KINDS
 from clawexp.errors import LearnerError
+from clawexp.protocols import Normaliser
 from clawexp.segment import Segment
-from clawexp.spec import Normaliser
 from clawexp.tree import Tree
 
 

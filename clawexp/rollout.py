@@ -25,8 +25,9 @@ from clawexp.errors import (
     TasksetError,
 )
 from clawexp.outcome import Credit, Outcome
+from clawexp.protocols import Runtime
 from clawexp.records import Call, Finished, Link, Owner, Rollout, Sandbox, Task, Verdict
-from clawexp.spec import Model, RolloutOptions, Runtime
+from clawexp.spec import Model, RolloutOptions
 
 log = logging.getLogger(__name__)
 

@@ -20,11 +20,12 @@ from clawexp.learner import Learner
 from clawexp.logger.sink import Sink
 from clawexp.metrics import measure, measure_evaluation
 from clawexp.model.checkpoint import checkpoint_folder
+from clawexp.protocols import EngineHandle, Openable, Runtime, TaskAware
 from clawexp.records import Rollout
 from clawexp.rollout import Site, gather
 from clawexp.run_folder import RunFolder
 from clawexp.runtime.reaper import scratch_folder, scratch_root, sweep
-from clawexp.spec import EngineHandle, Experiment, Openable, Runtime, TaskAware
+from clawexp.spec import Experiment
 from clawexp.step_batch import packed, worth_of
 from clawexp.tree import Tree
 

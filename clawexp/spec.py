@@ -1,171 +1,34 @@
 """What an experiment is made of: the composed config as one frozen, checked value.
 
-Field types that belong to a room are protocols here, so that this module needs no room and no torch; the option files
-in `conf/` name the classes that fill them.
+Fields that belong to a room have a protocol for their type, so that this module needs no room and no torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 from pydantic import AfterValidator, Field
 
 from clawexp.component import component
 from clawexp.outcome import Credit, Outcome
-from clawexp.records import Finished, Image, Launch, Link, Needs, Owner, Sandbox, Task
+from clawexp.protocols import (
+    Algo,
+    EngineHandle,
+    Harness,
+    Imaging,
+    Launcher,
+    Listed,
+    Logger,
+    Placed,
+    Preparable,
+    Runtime,
+    Taskset,
+)
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Normaliser = Literal["rollout", "token", "constant"]
-"""See `clawexp.pack.pack`."""
-LeafFilter = Literal["cause", "paper"]
-Auxiliary = Literal["full", "drop"]
-"""See `clawexp.forest.prune` for both."""
-
-
-class Placed(Protocol):
-    """What decides whether a runtime can hold a task; a `Task` has it."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def workspace(self) -> str | None: ...
-    @property
-    def folders(self) -> tuple[str, ...]: ...
-    @property
-    def image(self) -> Image | None: ...
-
-
-@runtime_checkable
-class Listed(Protocol):
-    """A taskset whose tasks all lie there, so that a runtime can be asked about them before anything starts."""
-
-    def places(self) -> Sequence[Placed]: ...
-
-
-@runtime_checkable
-class Choosy(Protocol):
-    """A runtime that cannot hold every task."""
-
-    def refuses(self, place: Placed) -> str | None:
-        """Why it cannot hold this one, and what can; None where it can."""
-        ...
-
-
-@runtime_checkable
-class Unisolated(Protocol):
-    """A runtime that is no isolation."""
-
-    def distrusts(self, needs: Needs) -> str | None:
-        """Why it does not run such a harness, and what does; None where it runs it."""
-        ...
-
-
-@runtime_checkable
-class Preparable(Protocol):
-    """A runtime or engine that needs something fetched or built before it can be used; every harness is one too."""
-
-    def prepared(self) -> str | None:
-        """None when it can be used now; otherwise the one line that prepares it."""
-        ...
-
-    def prepare(self) -> None:
-        """Fetch or build it unless it is there, with progress on stderr. Raises ClawexpError."""
-        ...
-
-
-@runtime_checkable
-class Imaging(Protocol):
-    """A runtime that builds the images of tasks."""
-
-    def images(self, places: Sequence[Placed]) -> Preparable:
-        """Those that these tasks need."""
-        ...
-
-
-@runtime_checkable
-class Openable(Protocol):
-    """A runtime whose sandboxes can share something alive, which is dear to start."""
-
-    def open(self, folders: Sequence[Path], places: Sequence[Placed]) -> AbstractAsyncContextManager["Runtime"]:
-        """The runtime to make sandboxes with while this lasts, for these tasks, or for others without an image.
-
-        They and the proxy's socket will lie in `folders`.
-        """
-        ...
-
-
-@runtime_checkable
-class Taskset(Protocol):
-    """A data source. What it gives depends on its fields and the arguments alone, so a resumed run continues it."""
-
-    def train(self, step: int, num_tasks: int, seed: int) -> Sequence[Task]: ...
-
-    def evaluation(self, num_tasks: int) -> Sequence[Task]: ...
-
-
-@runtime_checkable
-class Harness(Protocol):
-    """A black box, described: files to lay down, an environment, a command."""
-
-    num_tasks: int
-    """Tasks per step unless the experiment says otherwise."""
-    group_size: int
-    """Rollouts per task unless the experiment says otherwise."""
-    eval_tasks: int
-    """Held-out tasks of an evaluation unless the experiment says otherwise."""
-    weight: float | None
-    """Its share of the tasks when several harnesses are chosen; None: it weighs `num_tasks`."""
-    min_context: int
-    """Tokens that its first prompt and a short conversation take."""
-
-    def needs(self) -> Needs: ...
-
-    def prepared(self) -> str | None:
-        """None when it can start now; otherwise the one line that prepares it."""
-        ...
-
-    def prepare(self) -> None:
-        """Fetch and pin what it needs, with progress on stderr. Raises HarnessError."""
-        ...
-
-    def launch(self, task: Task, link: Link, sandbox: Sandbox) -> Launch: ...
-
-    def outcome(self, finished: Finished) -> Outcome | None:
-        """What its exit status means, where it means something; None otherwise."""
-        ...
-
-    def counts(self, finished: Finished) -> Mapping[str, float]:
-        """What it says of its own run (turns, compactions, ...); empty where it says nothing."""
-        ...
-
-
-@runtime_checkable
-class Runtime(Protocol):
-    """Where sandboxes live."""
-
-    def sandbox(self, task: Task, needs: Needs, owner: Owner) -> AbstractAsyncContextManager[Sandbox]: ...
-
-
-@runtime_checkable
-class EngineHandle(Protocol):
-    """A live engine behind the engine URL contract."""
-
-    url: str
-    key: str
-
-    async def load(self, path: Path, version: int) -> None: ...
-
-    async def score(self, ids: Sequence[int]) -> list[float]: ...
-
-
-@runtime_checkable
-class TaskAware(Protocol):
-    """An engine handle that must know of tasks before they are tried: it plays their known solutions."""
-
-    async def expect(self, tasks: Sequence[Task]) -> None: ...
 
 
 @runtime_checkable
@@ -214,69 +77,6 @@ class Model:
     source: Source | None
     """None for a checkpoint that ships with clawexp, or is the user's own."""
     engine: Engine
-
-
-class CriticOptions(Protocol):
-    """What an algorithm asks of a critic. Tensors are Any, since this module has no torch."""
-
-    @property
-    def lr(self) -> float: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def epochs(self) -> int: ...
-    @property
-    def warmup_batches(self) -> int: ...
-
-    def advantages(self, returns: Any, value: Any, successor: Any, within: Any) -> Any: ...
-
-    def loss(self, value: Any, old_value: Any, target: Any, weight: Any) -> Any: ...
-
-
-@runtime_checkable
-class Algo(Protocol):
-    """How it learns: what a rollout is worth, a loss over sampled tokens, and the optimiser's numbers.
-
-    Tensors are Any, since this module has no torch.
-    """
-
-    @property
-    def lr(self) -> float: ...
-    @property
-    def betas(self) -> tuple[float, float]: ...
-    @property
-    def weight_decay(self) -> float: ...
-    @property
-    def warmup_steps(self) -> int: ...
-    @property
-    def grad_clip(self) -> float: ...
-    @property
-    def normaliser(self) -> Normaliser: ...
-    @property
-    def constant_tokens(self) -> int: ...
-    @property
-    def min_group(self) -> int: ...
-    @property
-    def leaf_filter(self) -> LeafFilter: ...
-    @property
-    def auxiliary(self) -> Auxiliary: ...
-    @property
-    def recompute_old(self) -> bool: ...
-
-    @property
-    def critic(self) -> CriticOptions | None:
-        """None: the advantage of a token is what its rollout is worth."""
-        ...
-
-    def worth(self, rewards: Sequence[float], groups: Sequence[tuple[str, str]], valid: Sequence[bool]) -> list[float]:
-        """One for each rollout; 0 where it is not valid. `groups` are (task, harness). Raises LearnerError."""
-        ...
-
-    def loss(
-        self, logprob: Any, old_logprob: Any, behaviour_logprob: Any, positive: Any, negative: Any
-    ) -> tuple[Any, dict[str, Any]]:
-        """Summed over tokens, all float32 [n], as `clawexp.batch` names them; and counts of tokens, by name."""
-        ...
 
 
 @component
@@ -331,26 +131,6 @@ class EvalOptions:
     every: Annotated[int, Field(ge=0)]
     """Steps between evaluations; 0 evaluates before the first and after the last step."""
     temperature: Annotated[float, Field(gt=0)]
-
-
-@runtime_checkable
-class Logger(Protocol):
-    """Who is told."""
-
-    def open(self, run: Path, config: Mapping[str, Any], resume: bool) -> AbstractAsyncContextManager[Any]: ...
-
-
-@runtime_checkable
-class Launcher(Protocol):
-    """Which other processes run the experiments of a sweep. A point is a `clawexp.launcher.point.Point`."""
-
-    def launch(self, points: Sequence[Any], folder: Path) -> Sequence[str | None]:
-        """Run each point, or hand it over; its error, None where there is none. `folder` is the sweep's."""
-        ...
-
-    def plan(self, num_points: int, folder: Path) -> str:
-        """What `launch` would start."""
-        ...
 
 
 def _complete(credit: dict[Outcome, Credit]) -> dict[Outcome, Credit]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from clawexp.component import component
-from clawexp.spec import Auxiliary, LeafFilter, Normaliser
+from clawexp.protocols import Auxiliary, LeafFilter, Normaliser
 
 if TYPE_CHECKING:
     from torch import Tensor

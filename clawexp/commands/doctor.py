@@ -15,9 +15,9 @@ from clawexp.commands.compose import composed
 from clawexp.errors import ConfigError
 from clawexp.launcher.queue import available
 from clawexp.model.checkpoint import checkpoint_folder
+from clawexp.protocols import Preparable
 from clawexp.runtime import bubblewrap, rootless
 from clawexp.runtime.cgroup import own_groups
-from clawexp.spec import Preparable
 
 
 @dataclass(frozen=True)

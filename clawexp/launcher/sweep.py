@@ -9,7 +9,8 @@ from hydra.utils import instantiate
 from omegaconf import open_dict
 
 from clawexp.launcher.point import Point
-from clawexp.spec import Experiment, Launcher
+from clawexp.protocols import Launcher
+from clawexp.spec import Experiment
 
 
 def launch(points: Sequence[Point], folder: Path) -> list[JobReturn]:

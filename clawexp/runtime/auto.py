@@ -6,10 +6,11 @@ import logging
 from collections.abc import AsyncIterator
 
 from clawexp.component import component
+from clawexp.protocols import Placed
 from clawexp.records import Needs, Owner, Sandbox, Task
 from clawexp.runtime.bubblewrap import Bubblewrap, unavailable
 from clawexp.runtime.local import Local
-from clawexp.spec import Placed, Positive
+from clawexp.spec import Positive
 
 log = logging.getLogger(__name__)
 

@@ -14,13 +14,14 @@ from typing import Any
 
 from clawexp.component import component
 from clawexp.errors import RuntimeFault
+from clawexp.protocols import Placed
 from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task
 from clawexp.runtime import forwarder
 from clawexp.runtime.folder import Folder, FolderSandbox, create
 from clawexp.runtime.gate import Gate
 from clawexp.runtime.process import supervise
 from clawexp.runtime.reaper import remove
-from clawexp.spec import Placed, Positive
+from clawexp.spec import Positive
 
 WORKSPACE = "/work"
 HOME = "/home/agent"

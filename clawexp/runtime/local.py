@@ -11,12 +11,13 @@ from typing import Any
 
 from clawexp.component import component
 from clawexp.errors import RuntimeFault
+from clawexp.protocols import Placed
 from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task
 from clawexp.runtime import leash
 from clawexp.runtime.folder import Folder, FolderSandbox, create
 from clawexp.runtime.process import supervise
 from clawexp.runtime.reaper import remove
-from clawexp.spec import Placed, Positive
+from clawexp.spec import Positive
 
 INTERPRETER = Path(sys.executable).resolve()
 

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from clawexp.component import component
 from clawexp.errors import RuntimeFault
+from clawexp.protocols import Placed, Runtime
 from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task
 from clawexp.runtime import image
 from clawexp.runtime.cgroup import Limits, unlimited
@@ -28,7 +29,7 @@ from clawexp.runtime.reaper import remove, start_time
 from clawexp.runtime.rootless import unavailable
 from clawexp.runtime.task_image import WORKSPACE, TaskImage, base_image
 from clawexp.runtime.task_images import TaskImages
-from clawexp.spec import Placed, Positive, Runtime, Seconds
+from clawexp.spec import Positive, Seconds
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawexp.errors import RuntimeFault
+from clawexp.protocols import Placed
 from clawexp.runtime import image
 from clawexp.runtime.ids import ids
-from clawexp.spec import Placed
 
 PYTHON = "/usr/bin/python3"
 """Of the base image."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawexp.errors import RuntimeFault
+from clawexp.protocols import Placed
 from clawexp.runtime import image
 from clawexp.runtime.containerfile import sources
 from clawexp.runtime.image_build import Building, build_image
 from clawexp.runtime.registry import registry, unreachable
 from clawexp.runtime.task_image import TaskImage, Wanted, built, possible_bases, wanted
-from clawexp.spec import Placed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clawexp.errors import TasksetError
+from clawexp.protocols import Placed
 from clawexp.records import Image, Split, Task
-from clawexp.spec import Placed
 
 SAMPLES = Path(__file__).parent / "samples"
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")

@@ -15,7 +15,7 @@ from clawexp.capture.rendering import Qwen3Rendering
 from clawexp.capture.tokenizer import Tokenizer
 from clawexp.commands.compose import composed
 from clawexp.model.decoder import Policy
-from clawexp.spec import Harness, Runtime
+from clawexp.protocols import Harness, Runtime
 from clawexp.taskset.workbench import Workbench
 from clawexp.warmstart.demonstration import Demonstration, Text, demonstrate, drill, letter_pieces, scrambled, solution
 from clawexp.warmstart.fit import Fit, fit, tiny_config

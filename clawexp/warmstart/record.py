@@ -13,8 +13,8 @@ from clawexp.capture.dialects.dialect import Asked
 from clawexp.capture.dialects.openai_chat import OpenAIChat
 from clawexp.capture.message import Answer, Message, ToolCall
 from clawexp.errors import HarnessError
+from clawexp.protocols import Harness, Runtime
 from clawexp.records import Link, Owner, Sandbox, Task, Verdict
-from clawexp.spec import Harness, Runtime
 from clawexp.warmstart.sketch import INSTRUCTION, READ, WROTE, Sketch, sketch_of
 
 SCRIPT = (

@@ -10,7 +10,8 @@ from typing import Any
 from aiohttp import web
 
 from clawexp.capture.tokenizer import Tokenizer
-from clawexp.spec import CaptureOptions, EngineHandle, Model
+from clawexp.protocols import EngineHandle
+from clawexp.spec import CaptureOptions, Model
 
 
 @dataclass(eq=False)

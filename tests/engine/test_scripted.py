@@ -10,8 +10,9 @@ from clawexp.engine.scripted import Scripted, ScriptedClient
 from clawexp.engine.tools import ToolCall
 from clawexp.errors import EngineError
 from clawexp.model.checkpoint import checkpoint_folder
+from clawexp.protocols import TaskAware
 from clawexp.records import Sandbox, Task, Verdict
-from clawexp.spec import Model, TaskAware
+from clawexp.spec import Model
 
 
 class NoGrader:

@@ -10,9 +10,9 @@ from aiohttp import web
 from anthropic_model import AnthropicModel, ServedAnthropic
 from scripted_model import KEY, AnyGrader, Attempt, Attempted, ScriptedModel, Served
 
+from clawexp.protocols import Harness, Runtime
 from clawexp.records import Link, Owner, Task
 from clawexp.runtime.bubblewrap import Bubblewrap
-from clawexp.spec import Harness, Runtime
 
 Model = TypeVar("Model", ScriptedModel, AnthropicModel)
 

@@ -13,8 +13,8 @@ from aiohttp import web
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
+from clawexp.protocols import Harness
 from clawexp.records import Finished, Sandbox, Verdict
-from clawexp.spec import Harness
 
 KEY = "secret-key-of-this-rollout"
 CONF = Path(__file__).parents[2] / "conf/harness"

@@ -2,8 +2,8 @@ import pytest
 from pydantic import ValidationError
 from scripted_model import option
 
+from clawexp.protocols import Harness
 from clawexp.records import Finished
-from clawexp.spec import Harness
 
 
 def test_it_is_a_harness_that_needs_no_preparation():

@@ -10,8 +10,8 @@ from clawexp.logger.console import Console
 from clawexp.logger.jsonl import Jsonl
 from clawexp.logger.sink import Sink
 from clawexp.logger.wandb import Wandb
+from clawexp.protocols import Logger
 from clawexp.records import Rollout
-from clawexp.spec import Logger
 
 KINDS = {"wandb": Wandb, "jsonl": Jsonl, "console": Console}
 

@@ -5,8 +5,8 @@ import pytest
 
 from clawexp.component import component
 from clawexp.errors import TasksetError
+from clawexp.protocols import Listed
 from clawexp.records import Sandbox, Split, Task, Verdict
-from clawexp.spec import Listed
 from clawexp.taskset.listing import Entry, ListedTaskset, Problem, fraction, listed
 
 

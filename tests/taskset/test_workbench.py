@@ -9,8 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic import ValidationError
 
+from clawexp.protocols import Taskset
 from clawexp.records import Task
-from clawexp.spec import Taskset
 from clawexp.taskset.distractors import distractors
 from clawexp.taskset.workbench import Workbench
 
