@@ -147,6 +147,6 @@ def test_every_test_file_names_what_it_tests() -> None:
     known = {Path(name).stem for name in modules()} | {
         Path(name).parts[0] + "_" + Path(name).stem for name in modules()
     }
-    known |= {"layout", "readme", "conf", "recorded"}
+    known |= {"layout", "readme", "conf", "recorded", "bad_input"}
     for name in files("tests", "test_*.py"):
         assert Path(name).stem.removeprefix("test_") in known, name
