@@ -8,6 +8,7 @@ two sides and names both.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from clawexp.capture.dialects.table import DIALECTS
 from clawexp.protocols import Choosy, Listed, Unisolated
 from clawexp.spec import Experiment, Particular
 
@@ -26,6 +27,7 @@ def clashes(experiment: Experiment) -> Iterator[Clash]:
     """All of them; none where the experiment is possible."""
     yield from _tasks_and_runtime(experiment)
     yield from _harness_and_runtime(experiment)
+    yield from _harness_and_boundary(experiment)
     yield from _harness_and_model(experiment)
     yield from _model_and_engine(experiment)
 
@@ -44,6 +46,14 @@ def _harness_and_runtime(experiment: Experiment) -> Iterator[Clash]:
             reason = experiment.runtime.distrusts(harness.needs())
             if reason:
                 yield Clash(sides=f"harness={name} {_sides(experiment, 'runtime')}", why=reason)
+
+
+def _harness_and_boundary(experiment: Experiment) -> Iterator[Clash]:
+    spoken = sorted(dialect.name for dialect in DIALECTS)
+    for name, harness in experiment.harness.items():
+        if harness.dialect not in spoken:
+            why = f"{name} speaks {harness.dialect}, and the boundary {', '.join(spoken)}; choose harness=builtin"
+            yield Clash(sides=f"harness={name} capture=default", why=why)
 
 
 def _harness_and_model(experiment: Experiment) -> Iterator[Clash]:

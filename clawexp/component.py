@@ -16,5 +16,5 @@ T = TypeVar("T")
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def component(cls: type[T]) -> type[T]:
     """Make `cls` a component. Unknown fields and values of the wrong type raise `pydantic.ValidationError`."""
-    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)
     return cast("type[T]", dataclass(cls, frozen=True, kw_only=True, config=config))

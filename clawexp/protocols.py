@@ -114,6 +114,11 @@ class Harness(Protocol):
     min_context: int
     """Tokens that its first prompt and a short conversation take."""
 
+    @property
+    def dialect(self) -> str:
+        """What it speaks to the model, by the name that the boundary has for it."""
+        ...
+
     def needs(self) -> Needs: ...
 
     def prepared(self) -> str | None:

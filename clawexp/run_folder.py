@@ -61,7 +61,12 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        return json.loads((self.path / "config.json").read_text())
+        """Raises ConfigError where it is damaged."""
+        path = self.path / "config.json"
+        try:
+            return json.loads(path.read_text())
+        except ValueError as error:
+            raise ConfigError(f"{path} is damaged ({error}); a run cannot be understood without it") from error
 
     @property
     def finished(self) -> bool:
@@ -243,8 +248,9 @@ def find_run(resume: str, config: Mapping[str, Any], root: Path = Path("runs")) 
     if resume == "auto":
         wanted = identity(config)
         for run in run_folders(root):
-            if not run.finished and identity(run.config) == wanted and not run.running:
-                return run
+            with contextlib.suppress(ConfigError):  # of a damaged one nobody knows whose it is
+                if not run.finished and identity(run.config) == wanted and not run.running:
+                    return run
         raise ConfigError(
             f"resume=auto: no unfinished run of this experiment below {root}/ that no process runs. "
             f"Give the same overrides as then, or name the run: resume={root}/..."

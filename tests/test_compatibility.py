@@ -60,6 +60,7 @@ def test_every_combination_of_options_resolves_or_is_refused_with_both_sides_nam
     [
         (["harness=pi", "runtime=local"], "harness=pi runtime=local", "use runtime=bubblewrap"),
         (["harness=pi", "model.context=1024"], "harness=pi model=tiny", "model.context is 1024"),
+        (["harness=pi", "harness.pi.dialect=bedrock"], "harness=pi", "capture=default"),
         (["model=smollm2_135m", "model/engine=scripted"], "model/engine=scripted", "model.rendering=qwen3"),
     ],
 )

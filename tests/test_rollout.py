@@ -172,6 +172,7 @@ class Scripted:
     eval_tasks: int = 1
     weight: float | None = None
     min_context: int = 1
+    dialect: str = "openai_chat"
     group_size: int = 1
 
     def needs(self) -> Needs:

@@ -13,6 +13,7 @@ from clawexp.protocols import Auxiliary, LeafFilter, Normaliser
 if TYPE_CHECKING:
     from torch import Tensor
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
 MAX_LOG_RATIO = 20.0
 """Keeps exp finite; far outside of any clip."""
 
@@ -22,7 +23,7 @@ class Clipped:
     """An algorithm with a clipped objective per sampled token. What a rollout is worth is for each to say."""
 
     lr: Annotated[float, Field(gt=0)]
-    betas: tuple[float, float]
+    betas: tuple[Decay, Decay]
     weight_decay: Annotated[float, Field(ge=0)]
     warmup_steps: Annotated[int, Field(ge=0)]
     """Updates of the policy over which the learning rate rises to `lr`."""

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def _machine() -> Iterator[Finding]:
     limited = ", ".join(sorted(own_groups()))
     yield Finding("machine", "limits", bool(limited), f"runtime=podman can limit {limited or 'nothing'} of a sandbox")
     gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    yield Finding("machine", "gpu", gpus > 0, f"{gpus} found; the default experiment needs none")
+    yield Finding("machine", "gpu", True, f"{gpus or 'none'} found; the default experiment needs none")
 
 
 def _options() -> Iterator[Finding]:
@@ -70,8 +71,8 @@ def _obstacle(group: str, option: str) -> str | None:
     """Why this option cannot be used here, and what to do about it."""
     if group == "model":
         return _unconverted(option)
-    if (group, option) == ("launcher", "slurm") and not available():
-        return "sbatch and srun are not on PATH: no cluster to submit to"
+    if (group, option) == ("launcher", "slurm"):
+        return _no_cluster()
     if group == "runtime" and (missing := RUNTIMES.get(option, lambda: None)()):
         return missing
     lines = [part.prepared() for part in _parts(group, option) if isinstance(part, Preparable)]
@@ -89,6 +90,12 @@ def _parts(group: str, option: str) -> list[Any]:
     if group in ("runtime", "model/engine"):
         return [instantiate(OmegaConf.select(config, group.replace("/", ".")), _convert_="all")]
     return []
+
+
+def _no_cluster() -> str | None:
+    if not available():
+        return "sbatch and srun are not on PATH: no cluster to submit to"
+    return None if find_spec("submitit") else "it needs Submitit: pip install 'clawexp[slurm]'"
 
 
 def _unconverted(model: str) -> str | None:

@@ -16,6 +16,7 @@ from clawexp.commands.problem import Problem
 
 PLAIN = re.compile(r"[\w./-]+")
 """What Hydra reads as it stands."""
+UNREADABLE = "not an override; write key=value, and put quotes around brackets, commas and letters beyond ASCII"
 
 
 def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
@@ -27,7 +28,7 @@ def parse(overrides: Sequence[str]) -> tuple[list[Override], list[Problem]]:
         try:
             (override,) = parser.parse_overrides([text])
         except HydraException:
-            problems.append(Problem(where=text, what="not an override; write key=value, and quote brackets and commas"))
+            problems.append(Problem(where=text, what=UNREADABLE))
             continue
         if override.is_delete() or choices(override):
             parsed.append(override)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from clawexp.errors import ConfigError
 
+LONGEST = 200
+"""Characters of a word of the command line in a message."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
@@ -20,10 +23,16 @@ def refuse(problems: Sequence[Problem]) -> None:
     """Raise ConfigError listing all `problems`, if there are any."""
     if not problems:
         return
-    width = max(len(p.where) for p in problems)
-    lines = "\n".join(f"  {p.where:<{width}}  {p.what}" for p in problems)
+    shown = [(shorten(problem.where), problem.what) for problem in problems]
+    width = max(len(where) for where, _ in shown)
+    lines = "\n".join(f"  {where:<{width}}  {what}" for where, what in shown)
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     raise ConfigError(f"{count} in the experiment; nothing was started\n{lines}")
+
+
+def shorten(text: str) -> str:
+    """The beginning of what was written, where that is very long."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

@@ -14,5 +14,5 @@ def run(argv: Sequence[str]) -> int:
     root = scratch_root()
     removed = sweep(root) + sweep(workshops())
     left = len(list(root.iterdir())) if root.exists() else 0
-    print(f"removed {removed} folders that killed runs had left; {left} of live ones are under {root}")
+    print(f"removed {removed} folders that killed runs had left; live ones hold {left} under {root}")
     return 0

@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from clawexp.cache import say
 from clawexp.commands import recorded
 from clawexp.commands.compose import build
 from clawexp.errors import ConfigError, LearnerError
@@ -39,6 +40,7 @@ def run(argv: Sequence[str]) -> int:
     # torch is needed from here on, and not for any of the refusals above.
     from clawexp.replay import replayed_loss
 
+    say(f"replaying step {step} of {folder.path}")
     found = replayed_loss(experiment, folder, step)
     logged = _loss(steps, step)
     assert logged is not None

@@ -1,6 +1,7 @@
 """Run the experiment that the command line describes, here or through a launcher."""
 
 import logging
+import os
 import secrets
 import shlex
 import sys
@@ -17,7 +18,7 @@ from omegaconf import DictConfig
 from clawexp.attempt import training_attempts
 from clawexp.commands.arguments import Arguments, conf_folder, sort_arguments
 from clawexp.commands.compose import build, check, composed, resolved, with_sweep
-from clawexp.commands.overrides import assigned, sweep_points
+from clawexp.commands.overrides import assigned, parse, sweep_points
 from clawexp.commands.plan import print_plan
 from clawexp.errors import ClawexpError, ConfigError
 from clawexp.model.checkpoint import checkpoint_folder
@@ -44,9 +45,28 @@ def run(argv: Sequence[str]) -> int:
         return 0
     if not arguments.shows and not arguments.multirun and config_name is None:
         checkpoint_folder(build(composed(arguments.overrides)).model.path)
-    sys.argv = ["clawexp", *arguments.flags, *arguments.overrides, *_run_folder(arguments)]
+    words = [*arguments.overrides, *_run_folder(arguments)]
+    if not arguments.shows:
+        _refuse_unwritable(words)
+    sys.argv = ["clawexp", *arguments.flags, *words]
     hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")(task)()
     return 0
+
+
+def _refuse_unwritable(words: Sequence[str]) -> None:
+    """Hydra's own words for a folder that cannot be made are a traceback. Raises ConfigError."""
+    for override in parse([word for word in words if word.startswith(("hydra.run.dir=", "hydra.sweep.dir="))])[0]:
+        folder = str(override.value() or "")
+        if not folder:
+            raise ConfigError(f"{override.input_line}: no folder is named; leave it out, or name one")
+        if "${" in folder:
+            continue
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{override.input_line}: the run's folder cannot be made: {error}") from error
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"{override.input_line}: nothing can be written there; name another folder")
 
 
 def _run_folder(arguments: Arguments) -> list[str]:
@@ -73,9 +93,7 @@ def task(config: DictConfig) -> dict[str, float]:
     try:
         return _train(config, folder)
     except KeyboardInterrupt:
-        steps = folder.checkpoint_steps()
-        onward = f"before step {steps[-1] + 1}. Go on with: python -m clawexp {_again(folder)}" if steps else "at once"
-        print(f"\nclawexp: stopped {onward}", file=sys.stderr)
+        print(f"\nclawexp: stopped {_where(folder, config.steps)}", file=sys.stderr)
         raise
     except ClawexpError as error:
         log.info("the run ended with an error", exc_info=True)  # for the log file; the console gets its message
@@ -88,11 +106,27 @@ def task(config: DictConfig) -> dict[str, float]:
         sys.exit(2 if isinstance(error, ConfigError) else 1)
 
 
+def _where(folder: RunFolder, num_steps: int) -> str:
+    """How far a run came that was stopped, and how to go on with it."""
+    steps = folder.checkpoint_steps()
+    if not steps:
+        return "at once"
+    if folder.finished:
+        return f"when all was done; what the run left is in {folder.path}"
+    stage = f"before step {steps[-1] + 1}" if steps[-1] < num_steps else "in the evaluation after its last step"
+    return f"{stage}. Go on with: python -m clawexp {_again(folder)}"
+
+
 def _train(config: DictConfig, folder: RunFolder) -> dict[str, float]:
     experiment = build(config)
     if folder.finished and folder.checkpoint_steps()[-1] >= experiment.steps:
         print(f"run {folder.path} is finished; ask for more than its {experiment.steps} steps", file=sys.stderr)
         return folder.last_metrics()
+    if folder.finished:
+        reached = folder.checkpoint_steps()[-1]
+        print(
+            f"run {folder.path} was finished after {reached} steps; it goes on to {experiment.steps}", file=sys.stderr
+        )
     if folder.checkpoint_steps() and experiment.resume is None:
         raise ConfigError(f"{folder.path} already holds a run; go on with it by resume={folder.path}")
     checkpoint_folder(experiment.model.path)

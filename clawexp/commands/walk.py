@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import importlib
+import math
 from collections.abc import Iterator, Mapping
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -87,6 +88,9 @@ def _is_component(value: Any) -> bool:
 
 def _fits(path: str, value: Any, hint: Any) -> Iterator[tuple[str, str]]:
     if value is None and NoneType in get_args(hint):  # of a protocol, too, for which pydantic has no adapter
+        return
+    if isinstance(value, float) and math.isinf(value):  # no component takes it; see `clawexp.component`
+        yield path, f"should be a finite number (it is {value})"
         return
     try:
         TypeAdapter(hint, config=None).validate_python(value)

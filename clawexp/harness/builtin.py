@@ -80,6 +80,10 @@ class Builtin:
         )
         return Launch(command=command, files={f"~/{PROGRAM}": SOURCE, f"~/{CONFIG}": json.dumps(settings).encode()})
 
+    @property
+    def dialect(self) -> str:
+        return "openai_chat"
+
     def outcome(self, finished: Finished) -> Outcome | None:
         """By the reason that it prints beside its counts."""
         return ENDED.get(str(_report(finished).get("ended")))

@@ -30,6 +30,8 @@ class Profile:
     eval_tasks: Annotated[int, Field(ge=0)]
     weight: Annotated[float, Field(gt=0)] | None
     min_context: Positive
+    dialect: str
+    """What it speaks to the model: the name of one in `clawexp.capture.dialects`."""
     timeout_s: Seconds
     memory_mb: Positive
     package: str

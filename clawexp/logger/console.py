@@ -54,6 +54,8 @@ class ConsoleSink:
         self._ends: list[tuple[int, float]] = []
         self._seen: set[tuple[Outcome, str]] = set()
         self._summary: dict[str, float] = {}
+        self._reached = -1
+        """The last step whose own figures were told."""
         self._started = time.monotonic()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -62,6 +64,10 @@ class ConsoleSink:
             self._history.setdefault(name, []).append(float(value))
         shown = {label: name for label, name in self._options.columns.items() if name in metrics}
         head = f"step {step + 1:>{len(str(self._num_steps))}}/{self._num_steps}"
+        if self._options.trend in metrics:
+            self._reached = step
+        else:  # an evaluation
+            head = f"{'before' if step > self._reached else 'after'} {head}"
         if not shown:
             self._write("  ".join([head, *(f"{name} {number(value)}" for name, value in metrics.items())]))
             return

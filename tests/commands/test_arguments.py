@@ -94,7 +94,7 @@ def test_a_verb_that_nobody_knows_is_refused_with_the_known_ones(command_line: R
         (["replay", "nowhere"], "nowhere: no run there"),
         (["eval", "-m"], "eval takes overrides only"),
         (["eval", "eval.num_tasks=0"], "leaves nothing to evaluate"),
-        (["eval", "resume=nowhere"], "no checkpoint there"),
+        (["eval", "resume=nowhere"], "no run there"),
         (["resume=nowhere"], "no run there"),
         (["resume=auto"], "no unfinished run of this experiment"),
         (["-m", "algo.lr=1e-4,3e-4", "resume=auto"], "resume goes on with one run"),

@@ -20,7 +20,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_nothing_to_reap_is_no_error(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 0
-    assert "removed 0 folders that killed runs had left; 0 of live ones are" in capsys.readouterr().out
+    assert "removed 0 folders that killed runs had left; live ones hold 0" in capsys.readouterr().out
     assert not root.exists()
 
 
@@ -36,5 +36,5 @@ def test_what_a_dead_process_left_is_removed_and_a_live_run_stays(
     )
     subprocess.run([sys.executable, "-c", program, str(root / "run-dead")], check=True, env=dict(os.environ))
     assert run([]) == 0
-    assert capsys.readouterr().out == f"removed 1 folders that killed runs had left; 1 of live ones are under {root}\n"
+    assert capsys.readouterr().out == f"removed 1 folders that killed runs had left; live ones hold 1 under {root}\n"
     assert [path.name for path in root.iterdir()] == ["run-live"]

@@ -79,3 +79,16 @@ def test_the_composed_config_can_be_shown(command_line: Run) -> None:
     part = command_line("--cfg", "job", "--package", "algo")
     assert "\nlr: " in part.stdout
     assert "\nsteps:" not in part.stdout
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("hydra.run.dir=/dev/null/x", "cannot be made: .*Not a directory"),
+        ("hydra.run.dir=", "no folder is named"),
+        ("hydra.run.dir=''", "no folder is named"),
+    ],
+)
+def test_a_folder_that_cannot_be_the_runs_is_refused(word: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        run([word])

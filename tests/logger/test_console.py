@@ -43,7 +43,11 @@ async def test_only_unusual_counts_are_shown(tmp_path: Path, capsys: pytest.Capt
 async def test_metrics_of_no_column_are_shown_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with LOGGER.open(tmp_path, {"steps": 9}, resume=False) as sink:
         sink.log(0, {"eval/score": 0.75})
-    assert capsys.readouterr().err.splitlines()[0] == "step 1/9  eval/score 0.75"
+        sink.log(0, {"reward/mean": 0.5})
+        sink.log(0, {"eval/score": 0.875})
+    first, _, last, *_ = capsys.readouterr().err.splitlines()
+    assert first == "before step 1/9  eval/score 0.75"
+    assert last == "after step 1/9  eval/score 0.875"
 
 
 async def test_a_table_of_columns_and_summary_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
