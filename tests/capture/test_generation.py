@@ -43,11 +43,18 @@ async def test_more_ids_than_asked_for_are_refused(engine: StubEngine, sampler: 
         await sampler.sample([1], 1.0, 2, "k")
 
 
-@pytest.mark.parametrize("logprob", [0.5, math.nan, -math.inf])
+@pytest.mark.parametrize("logprob", [0.5, math.nan])
 async def test_logprobs_of_no_probability_are_refused(engine: StubEngine, sampler: Sampler, logprob: float) -> None:
     engine.say("", logprobs={"content": [{"logprob": logprob}]})
     with pytest.raises(CaptureError, match="logarithms"):
         await sampler.sample([1], 1.0, 9, "k")
+
+
+async def test_an_id_without_its_logprob_is_asked_for_again(engine: StubEngine, sampler: Sampler) -> None:
+    engine.say("", logprobs={"content": [{"logprob": -math.inf}]})
+    generation = await sampler.sample([1], 1.0, 9, "k")
+    assert all(math.isfinite(logprob) for logprob in generation.logprobs)
+    assert len(engine.requests) == 2
 
 
 async def test_an_engine_that_swallows_the_stop_token_is_refused(engine: StubEngine, sampler: Sampler) -> None:
