@@ -420,3 +420,18 @@ def test_a_step_of_nothing_but_faults_changes_no_weights_and_no_reward(place: Pl
     assert "reward/mean" not in line
     assert "learner/loss" not in run.steps()[0]["metrics"]
     assert {rollout.reward for rollout in run.rollouts(0)} == {None}
+
+
+@pytest.mark.harness
+def test_different_harnesses_train_one_model(
+    whole_run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    small = ("steps=2", "num_tasks=2", "group_size=2", "eval.num_tasks=0", "logger=[jsonl]", "hydra.run.dir=run")
+    done = whole_run("harness=mix", *small)
+    assert done.returncode == 0, done.stderr
+    lines = metrics(RunFolder(path=tmp_path / "run"))
+    assert len(lines) == 2
+    for line in lines:
+        assert line["rollout/count"] == 4
+        assert {"reward/mean/builtin", "reward/mean/claude_code"} <= line.keys()
+    assert "left of this run: 0 containers, 0 processes, 0 mounts, 0 cgroups, 0 sockets, 0 folders" in done.stderr

@@ -18,12 +18,16 @@ from clawexp.spec import Model, Source
 
 log = logging.getLogger(__name__)
 
+TEMPLATE = "chat_template.jinja"
+
 
 def convert(model: Model) -> Path:
     """The checkpoint's folder, made once. Raises ConfigError when a step fails; nothing half-made stays."""
     assert model.source is not None
     target = converted_folder(model.path)
+    template = resources.files("clawexp.model").joinpath(f"templates/{model.source.template}.jinja").read_text()
     if (target / "model.safetensors").is_file():
+        (target / TEMPLATE).write_text(template)  # which may be newer than the weights
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as name:
@@ -32,8 +36,7 @@ def convert(model: Model) -> Path:
         say(f"model {model.name}: converting {gguf.name}, about half a minute")
         fresh = making / "checkpoint"
         _write(gguf, fresh)
-        template = resources.files("clawexp.model").joinpath(f"templates/{model.source.template}.jinja")
-        (fresh / "chat_template.jinja").write_text(template.read_text())
+        (fresh / TEMPLATE).write_text(template)
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
     return target
