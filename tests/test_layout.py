@@ -105,7 +105,7 @@ def test_the_lists_of_this_file_name_modules_that_exist() -> None:
     assert {*SHARED_TESTS, *UNTESTED} <= set(modules())
 
 
-COMPOSED = ("experiment/", "launcher/", "outcome/", "harness/mix", "taskset/one_call")
+COMPOSED = ("experiment/", "launcher/", "outcome/", "harness/mix", "harness/one_turn", "taskset/one_call")
 """Options that set keys, or choose options; no component is theirs."""
 
 
