@@ -22,9 +22,12 @@ def run(argv: Sequence[str]) -> int:
     checkpoint = checkpoint_folder(CHECKPOINT)
     replayer = Replayer(rendering=open_rendering(checkpoint, "qwen3"), tokenizer=Tokenizer(checkpoint))
     try:
-        print("\n".join(_table(list(replayer.folder(Path(argv[0]))))))
+        found = list(replayer.folder(Path(argv[0])))
     except Refused as refused:
         raise ConfigError(f"a recorded request would be refused: {refused}") from refused
+    if not found:
+        raise ConfigError(f"{argv[0]}: no recorded requests there; name a folder of NAME.jsonl files")
+    print("\n".join(_table(found)))
     return 0
 
 

@@ -1,7 +1,6 @@
 """Jobs of a SLURM cluster: a sweep as one array, a single run as one job, requeued until it is done."""
 
 import logging
-import sys
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from clawexp.cache import say
 from clawexp.component import component
 from clawexp.errors import ConfigError, LauncherError
 from clawexp.launcher.job import Job, note
@@ -70,13 +70,13 @@ class Slurm:
         note(jobs, folder)
         number, _, task = jobs[0].id.partition("_")
         look = f"look: python -m clawexp jobs; cancel: scancel {number}"
-        _say(f"submitted {f'an array of {len(jobs)}' if task else 'one job'}: {number}; {look}")
+        say(f"submitted {f'an array of {len(jobs)}' if task else 'one job'}: {number}; {look}")
         if not self.wait:
             return [None] * len(jobs)
         try:
             return self._watch(jobs)
         except KeyboardInterrupt:
-            _say(f"no longer waiting; the jobs go on. {look} (launcher.wait=false does not wait at all)")
+            say(f"no longer waiting; the jobs go on. {look} (launcher.wait=false does not wait at all)")
             raise
 
     def _watch(self, jobs: Sequence[Job]) -> list[str | None]:
@@ -90,7 +90,7 @@ class Slurm:
             else:
                 now = {job: now.get(job, FORGOTTEN) for job in {*now, *seen}}
                 for job in (job for job in jobs if now.get(job.id) != seen.get(job.id)):
-                    _say(" ".join(filter(None, (job.id, now[job.id], job.reached, job.folder))))
+                    say(" ".join(filter(None, (job.id, now[job.id], job.reached, job.folder))))
                 seen = now
                 if len(seen) == len(jobs) and ENDED.issuperset(seen.values()):
                     return [_error(job, seen[job.id]) for job in jobs]
@@ -101,10 +101,6 @@ def _error(job: Job, state: str) -> str | None:
     if state == "COMPLETED" or (state == FORGOTTEN and job.finished):
         return None
     return f"{job.name} ended {state}: {job.last_words()}\n  its log: {job.log}"
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
 
 
 def _submission() -> Any:

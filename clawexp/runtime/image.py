@@ -5,7 +5,6 @@ CACHE/podman/base-<digest of containers/base>/     an image store that container
 """
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from clawexp.cache import cache_folder
 from clawexp.errors import RuntimeFault
 from clawexp.runtime.podman_home import PodmanHome
 from clawexp.runtime.reaper import discard, mark, sweep
@@ -47,7 +47,7 @@ def digest(folder: Path) -> str:
 
 def cache() -> Path:
     """Where the image stores of this user lie."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clawexp" / "podman"
+    return cache_folder("podman")
 
 
 def store() -> Path:
