@@ -23,6 +23,7 @@ class Gate:
         self._wait_inside, self._wait = os.pipe()
         os.set_blocking(self._status, False)
         self._text = b""
+        self._told_all = False
         self._first: int | None = None
         self.inherited = (self._status_inside, self._wait_inside)
         self.arguments = ("--json-status-fd", str(self._status_inside), "--block-fd", str(self._wait_inside))
@@ -41,14 +42,21 @@ class Gate:
         for descriptor in self.inherited:  # so that the end of bwrap is the end of the pipe
             os.close(descriptor)
         self.inherited = ()
-        await readable(self._status)
-        first = self.read().get("child-pid")
+        first = await self._named()
         if first is not None:
             # It waits at the gate, or is a zombie of a bwrap that is not reaped: the id is still its own.
             with contextlib.suppress(ProcessLookupError):
                 self._first = os.pidfd_open(first)
         with contextlib.suppress(BrokenPipeError):
             os.write(self._wait, b"1")
+
+    async def _named(self) -> int | None:
+        """The host's id of process 1; None if bwrap ended without one. bwrap writes its line in several parts."""
+        while True:
+            await readable(self._status)
+            first = self.read().get("child-pid")
+            if first is not None or self._told_all:
+                return first
 
     async def emptied(self) -> None:
         """Return when nothing in there runs any more. Raises RuntimeFault if that does not come about."""
@@ -66,6 +74,7 @@ class Gate:
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self._status, 4096):
                 self._text += chunk
+            self._told_all = True
         report: dict[str, Any] = {}
         for line in self._text.splitlines(keepends=True):
             if line.endswith(b"\n"):

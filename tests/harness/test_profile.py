@@ -20,6 +20,7 @@ LINK = Link(url="http://127.0.0.1:8089", socket=None, key=KEY, model="tiny", con
 def profile(**changes: Any) -> Profile:
     values: dict[str, Any] = {
         "name": "demo",
+        "dialect": "openai_chat",
         "num_tasks": 1,
         "group_size": 1,
         "eval_tasks": 1,

@@ -116,7 +116,8 @@ def test_ctrl_c_of_the_submitter_leaves_the_job_and_scancel_leaves_nothing(clust
     cluster_place.cluster.run("scancel", job.id)
     cluster_place.cluster.daemons.until("the end", lambda: cluster_place.state(job.id) == "CANCELLED 1")
     cluster_place.cluster.daemons.until("nothing", lambda: cluster_place.left() == [])
-    assert re.search(rf"^{job.id} +CANCELLED ", cluster_place.clawexp("jobs").stdout, re.M)
+    ended = re.compile(rf"^{job.id} +CANCELLED ", re.M)  # squeue says COMPLETING for a while
+    cluster_place.cluster.daemons.until("its line", lambda: ended.search(cluster_place.clawexp("jobs").stdout))
 
 
 def test_a_point_that_fails_is_a_failed_job_and_one_message(cluster_place: ClusterPlace) -> None:

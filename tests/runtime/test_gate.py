@@ -1,5 +1,6 @@
 import asyncio
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +38,23 @@ async def test_a_sandbox_that_could_not_be_made_reports_no_status():
         await gate.emptied()
         assert "exit-code" not in gate.read()
     assert done.code == 1
+
+
+async def test_a_report_in_parts_is_read_whole(processes: Processes):
+    # What bwrap does between two writes is its own affair: a program that waits there instead.
+    script = """
+import os, subprocess, sys, time
+status, child = int(sys.argv[1]), subprocess.Popen(["sleep", "357.9"])
+for part in ('{ "child-pid": %d' % child.pid, ', "net-namespace": 7', ' }\\n'):
+    os.write(status, part.encode())
+    time.sleep(0.1)
+"""
+    with Gate() as gate:
+        command = Command(argv=(sys.executable, "-c", script, gate.arguments[1]))
+        done = await supervise(command.argv, command, cwd="/", pass_fds=gate.inherited, admit=gate.open)
+        await gate.emptied()
+    assert done.code == 0, done.stderr
+    assert processes("357.9") == []
 
 
 async def test_a_timeout_at_the_gate_leaves_nothing(processes: Processes):
