@@ -124,7 +124,16 @@ async def repeat(session: aiohttp.ClientSession, url: str, prompts: Sequence[Seq
 async def compare(rollouts: int, delay_s: float, folder: Path) -> None:
     """One line: latency direct and captured, and the CPU of the capture process."""
     ids = Tokenizer(folder).encode(TEXT)
-    options = CaptureOptions(temperature=1.0, max_calls=CALLS, engine_retries=0, engine_timeout_s=60, fsync=True)
+    options = CaptureOptions(
+        temperature=1.0,
+        max_calls=CALLS,
+        engine_retries=0,
+        engine_timeout_s=60,
+        fsync=True,
+        workers=1,
+        allow_hosts=(),
+        cache=False,
+    )
     model = Model(
         name="bench",
         path=str(folder),
@@ -141,11 +150,11 @@ async def compare(rollouts: int, delay_s: float, folder: Path) -> None:
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
         keys = [await live.open(f"r{number}", seed=0) for number in range(rollouts)]
-        before = (await live.stats())["cpu_s"]
+        before = (await live.stats())[0]["cpu_s"]
         async with asyncio.TaskGroup() as group:
-            url = f"http://127.0.0.1:{live.port}"
+            url = f"http://127.0.0.1:{live.door('r0').port}"
             tasks = [group.create_task(converse(session, url, key)) for key in keys]
-        stats = await live.stats()
+        (stats,) = await live.stats()
         captured = sorted(latency for task in tasks for latency in task.result())
         prompts = [call.prompt_ids for call in (await live.close("r0")).calls]
         async with asyncio.TaskGroup() as group:

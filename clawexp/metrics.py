@@ -1,7 +1,7 @@
 """Rollouts -> numbers with names: `room/name`, and for several harnesses `room/name/harness`."""
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 
@@ -96,7 +96,25 @@ def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "capture/prompt_tokens": float(sum(len(call.prompt_ids) for call in calls)),
         "engine/call_s": fmean(call.engine_s for call in calls),
         "engine/version_lag": float(_lag(calls, rollouts)),
+        **_beside_the_model(rollouts),
     }
+
+
+def blocked_hosts(rollouts: Sequence[Rollout]) -> Counter[str]:
+    """How often programs in sandboxes tried to reach which host, as `host:port`, that they may not reach."""
+    hosts: Counter[str] = Counter()
+    for rollout in rollouts:
+        hosts.update(rollout.facts.get("capture", {}).get("blocked", {}))
+    return hosts
+
+
+def _beside_the_model(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Requests to other hosts; nothing where there were none."""
+    counts = Counter({"blocked": blocked_hosts(rollouts).total()})
+    for rollout in rollouts:
+        capture = rollout.facts.get("capture", {})
+        counts.update({name: capture.get(name, 0) for name in ("forwarded", "cache_hits", "cache_misses")})
+    return {f"capture/{name}": float(count) for name, count in counts.items() if count}
 
 
 def _lag(calls: Sequence[Call], rollouts: Sequence[Rollout]) -> int:

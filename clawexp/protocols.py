@@ -16,6 +16,8 @@ Normaliser = Literal["rollout", "token", "constant"]
 LeafFilter = Literal["cause", "paper"]
 Auxiliary = Literal["full", "drop"]
 """See `clawexp.forest.prune` for both."""
+WayIn = Literal["base_url", "interception"]
+"""See `clawexp.capture.way_in`."""
 
 
 class Placed(Protocol):
@@ -117,6 +119,11 @@ class Harness(Protocol):
     @property
     def dialect(self) -> str:
         """What it speaks to the model, by the name that the boundary has for it."""
+        ...
+
+    @property
+    def way_in(self) -> WayIn:
+        """How it comes to the model."""
         ...
 
     def needs(self) -> Needs: ...

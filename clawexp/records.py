@@ -173,6 +173,16 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """Where one rollout comes to the model boundary, on the host."""
+
+    socket: Path
+    """A unix socket that speaks plain HTTP."""
+    port: int
+    """On 127.0.0.1; the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """Sampled ids `[start, end)` of one call were drawn from weights of this version."""
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from clawexp.admission import MemoryGate
 from clawexp.attempt import Attempt
+from clawexp.capture.way_in import link_to, through_proxy
 from clawexp.errors import (
     CaptureError,
     ClawexpError,
@@ -26,7 +27,7 @@ from clawexp.errors import (
 )
 from clawexp.outcome import Credit, Outcome
 from clawexp.protocols import Runtime
-from clawexp.records import Call, Finished, Link, Owner, Rollout, Sandbox, Task, Verdict
+from clawexp.records import Call, Door, Finished, Owner, Rollout, Sandbox, Task, Verdict
 from clawexp.spec import Model, RolloutOptions
 
 log = logging.getLogger(__name__)
@@ -55,11 +56,10 @@ class Boundary(Protocol):
     """The model boundary, as a rollout needs it."""
 
     @property
-    def socket(self) -> Path: ...
-    @property
-    def port(self) -> int: ...
-    @property
     def rendering(self) -> str: ...
+    @property
+    def certificate(self) -> bytes | None: ...
+    def door(self, rollout_id: str) -> Door: ...
     async def open(self, rollout_id: str, seed: int, temperature: float | None = None) -> str: ...
     async def close(self, rollout_id: str) -> Closed: ...
 
@@ -175,12 +175,13 @@ def _reward(outcome: Outcome, verdict: Verdict | None, credit: Mapping[Outcome, 
 
 
 async def _live(attempt: Attempt, site: Site, progress: _Progress) -> None:
+    door = site.boundary.door(attempt.rollout_id)
     owner = Owner(
         run_id=site.run_id,
         rollout_id=attempt.rollout_id,
         root=site.root,
-        proxy_socket=site.boundary.socket,
-        proxy_port=site.boundary.port,
+        proxy_socket=door.socket,
+        proxy_port=door.port,
     )
     limit = site.options.sandbox_s
     async with AsyncExitStack() as stack:
@@ -216,7 +217,9 @@ async def _act(attempt: Attempt, site: Site, sandbox: Sandbox, progress: _Progre
     key = await site.boundary.open(attempt.rollout_id, attempt.seed, attempt.temperature)
     try:
         with progress.stage("harness"):
-            launch = attempt.harness.launch(attempt.task, _link(key, site, sandbox), sandbox)
+            launch = attempt.harness.launch(attempt.task, link_to(site.model, attempt.harness, key, sandbox), sandbox)
+            if site.boundary.certificate is not None:
+                launch = through_proxy(launch, key, site.boundary.certificate, sandbox)
             await sandbox.put(launch.files)
             finished = await sandbox.run(launch.command)
     except (ClawexpError, OSError):
@@ -237,17 +240,6 @@ async def _settle(attempt: Attempt, site: Site, progress: _Progress) -> None:
             closed = await site.boundary.close(attempt.rollout_id)
     progress.calls = closed.calls
     progress.facts["capture"] = dict(closed.counts)
-
-
-def _link(key: str, site: Site, sandbox: Sandbox) -> Link:
-    return Link(
-        url=sandbox.facts["proxy_url"],
-        socket=sandbox.facts.get("proxy_socket"),
-        key=key,
-        model=site.model.name,
-        context=site.model.context,
-        max_tokens=site.model.max_tokens,
-    )
 
 
 def _judge(finished: Finished, progress: _Progress, attempt: Attempt) -> tuple[Outcome, str]:

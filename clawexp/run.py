@@ -18,7 +18,7 @@ from clawexp.environment import describe_environment
 from clawexp.errors import ClawexpError, EngineError
 from clawexp.learner import Learner
 from clawexp.logger.sink import Sink
-from clawexp.metrics import measure, measure_evaluation
+from clawexp.metrics import blocked_hosts, measure, measure_evaluation
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.protocols import EngineHandle, Openable, Runtime, TaskAware
 from clawexp.records import Rollout
@@ -60,13 +60,21 @@ class Run:
         self._last = folder.last_metrics()
         self._clock = time.monotonic()
         self._logged = learner.step
+        self._blocked: set[str] = set()
 
     async def gather(self, step: int) -> list[Rollout]:
         """The rollouts of one step."""
         self._clock = time.monotonic()
         rollouts = await gather(training_attempts(self.experiment, step), self._site)
         self._times = {"time/gather_s": time.monotonic() - self._clock}
+        self._report_blocked(rollouts)
         return rollouts
+
+    def _report_blocked(self, rollouts: Sequence[Rollout]) -> None:
+        """Say once of each host that a sandbox wanted it in vain: a tool may be broken by that."""
+        for host in blocked_hosts(rollouts).keys() - self._blocked:
+            self._blocked.add(host)
+            log.warning("a sandbox may not reach %s; capture.allow_hosts lists the hosts that it may", host)
 
     def pack(self, trees: Sequence[Tree], rollouts: Sequence[Rollout]) -> TensorDict:
         """One batch: what each rollout is worth beside its group, one tree for each group."""
@@ -189,11 +197,14 @@ async def open_run(experiment: Experiment, folder: RunFolder, config: Mapping[st
 @asynccontextmanager
 async def open_site(experiment: Experiment, folder: Path, engine: EngineHandle) -> AsyncIterator[Site]:
     """The place where rollouts are made: a folder of this process's own, and the model boundary."""
+    intercepted = any(harness.way_in == "interception" for harness in experiment.harness.values())
     with scratch_folder("run-") as root:
         root.chmod(0o711)
         async with (
-            boundary(experiment.capture, experiment.model, engine.url, engine.key, folder) as at,
-            _opened(experiment, [root, at.socket.parent]) as runtime,
+            boundary(
+                experiment.capture, experiment.model, engine.url, engine.key, folder, interception=intercepted
+            ) as at,
+            _opened(experiment, [root, at.sockets]) as runtime,
         ):
             yield Site(
                 run_id=root.name,

@@ -119,6 +119,13 @@ class CaptureOptions:
     engine_retries: Annotated[int, Field(ge=0)]
     engine_timeout_s: Seconds
     fsync: bool
+    workers: Positive
+    """Processes; each rollout keeps to one of them."""
+    allow_hosts: tuple[Annotated[str, Field(pattern=r"^[A-Za-z0-9.*-]+(:\d{1,5})?$")], ...]
+    """Hosts beside the model's that programs in a sandbox may reach: `pypi.org`, `*.example.org`, `example.org:8443`.
+    Without a port, 80 and 443 are meant."""
+    cache: bool
+    """Ask allowed hosts once for each request, method, body and state: they are deterministic."""
 
 
 @component

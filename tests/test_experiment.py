@@ -22,6 +22,8 @@ from typing import Any
 
 import pytest
 
+from clawexp.capture.journal import read_calls
+from clawexp.records import Call
 from clawexp.run_folder import RunFolder
 
 SMALL = (
@@ -420,6 +422,27 @@ def test_a_step_of_nothing_but_faults_changes_no_weights_and_no_reward(place: Pl
     assert "reward/mean" not in line
     assert "learner/loss" not in run.steps()[0]["metrics"]
     assert {rollout.reward for rollout in run.rollouts(0)} == {None}
+
+
+def test_both_ways_in_lead_to_the_same_trees(place: Place) -> None:
+    for way_in in ("base_url", "interception"):
+        done = place.clawexp(
+            "steps=2", "num_tasks=2", "group_size=3", f"harness.builtin.way_in={way_in}",
+            # One at a time: the last bits of a logprob depend on what shares its batch.
+            "rollout.max_concurrency=1", "eval.num_tasks=0", f"hydra.run.dir=runs/both/{way_in}",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    told, intercepted = (place.folder / "runs/both" / way_in / "calls" for way_in in ("base_url", "interception"))
+    names = sorted(path.name for path in told.iterdir())
+    assert len(names) == 12
+    for name in names:
+        assert [gist(c) for c in read_calls(intercepted / name)] == [gist(c) for c in read_calls(told / name)]
+
+
+def gist(call: Call) -> tuple[object, ...]:
+    """All of a call but its times."""
+    return (call.prompt_ids, call.sampled_ids, call.logprobs, call.spans, call.cause, call.kind, call.parent,
+            call.shared, call.verdict, call.requested, call.submitted)  # fmt: skip
 
 
 @pytest.mark.harness

@@ -16,9 +16,11 @@ from clawexp.attempt import Attempt
 from clawexp.engine.embedded import Embedded
 from clawexp.errors import CaptureError, ClawexpError, EngineError, HarnessError, JournalError, RuntimeFault
 from clawexp.outcome import Credit, Outcome
+from clawexp.protocols import WayIn
 from clawexp.records import (
     Call,
     Command,
+    Door,
     Finished,
     Launch,
     Link,
@@ -69,8 +71,7 @@ class World:
     """Runtime and boundary at once: plays each rollout's script and notes what it sees."""
 
     script: Callable[[str], Script]
-    socket: Path = Path("/nowhere")
-    port: int = 1
+    certificate: bytes | None = None
     rendering: str = "qwen3"
     begun: list[str] = field(default_factory=list)
     """Rollouts whose sandbox was asked for, in order."""
@@ -95,6 +96,9 @@ class World:
             yield Place(owner.rollout_id, script)
         finally:
             self.inside -= 1
+
+    def door(self, rollout_id: str) -> Door:
+        return Door(socket=Path("/nowhere"), port=1)
 
     async def open(self, rollout_id: str, seed: int, temperature: float | None = None) -> str:
         self.acts["open"] += 1
@@ -173,6 +177,7 @@ class Scripted:
     weight: float | None = None
     min_context: int = 1
     dialect: str = "openai_chat"
+    way_in: WayIn = "base_url"
     group_size: int = 1
 
     def needs(self) -> Needs:

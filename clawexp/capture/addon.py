@@ -1,4 +1,5 @@
-"""mitmproxy's hooks -> the capture service. Everything is answered here; nothing ever goes upstream."""
+"""mitmproxy's hooks -> the capture service. Model calls are answered here; of other hosts only those on the
+experiment's list are ever asked."""
 
 import asyncio
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ from clawexp.capture.dialects.dialect import Asked
 from clawexp.capture.exchange import Exchange
 from clawexp.capture.keep_alive import AnsweredHttp, Awaited
 from clawexp.capture.message import Reply
+from clawexp.capture.passage import Blocked, Passage, Passages
 from clawexp.capture.service import CaptureService, Incoming
+from clawexp.capture.upstream import Upstream
 
 FAILED = Reply(status=503, body=b"", headers={"retry-after": "2"})
 """Stands if the service fails."""
@@ -22,10 +25,14 @@ FAILED = Reply(status=503, body=b"", headers={"retry-after": "2"})
 class CaptureAddon:
     """Reads flows, writes responses, and tells the service when a client has left."""
 
-    def __init__(self, service: CaptureService) -> None:
+    def __init__(self, service: CaptureService, passages: Passages, upstream: Upstream) -> None:
         self._service = service
+        self._passages = passages
+        self._upstream = upstream
         self._waiting: dict[str, set[asyncio.Task[object]]] = {}
         """By client connection: requests that end with it."""
+        self._tunnels: dict[str, Passage] = {}
+        """By client connection."""
         self.serving = asyncio.Event()
         """Set once the proxy listens."""
 
@@ -37,10 +44,34 @@ class CaptureAddon:
             # It has been placed among its neighbours already, and differs only in the streams that it makes.
             nextlayer.layer.__class__ = AnsweredHttp
 
+    def http_connect(self, flow: http.HTTPFlow) -> None:
+        try:
+            self._tunnels[flow.client_conn.id] = self._admitted(flow.request)
+        except Blocked as blocked:
+            flow.response = _blocked(blocked)
+
     def request(self, flow: http.HTTPFlow) -> None:
-        # Without a response mitmproxy would ask the upstream, and there is none.
+        try:
+            passage = self._passage(flow)
+        except Blocked as blocked:
+            flow.response = _blocked(blocked)
+            return
+        rollout = passage and self._service.rollouts.get(passage.key)
+        if rollout is not None and passage is not None and not passage.to_model:
+            self._upstream.ask(flow, rollout)
+            return
+        # Without a response mitmproxy would ask the upstream.
         flow.response = http.Response.make(FAILED.status)
         flow.metadata["awaited"] = Awaited(FAILED)
+        flow.metadata["key"] = passage and passage.key
+
+    def _passage(self, flow: http.HTTPFlow) -> Passage | None:
+        """How the request came through the proxy. None: it was sent to the proxy itself. Raises Blocked."""
+        tunnel = self._tunnels.get(flow.client_conn.id)
+        return self._admitted(flow.request) if tunnel is None and flow.metadata["absolute"] else tunnel
+
+    def _admitted(self, request: http.Request) -> Passage:
+        return self._passages.admit(request.headers.get("proxy-authorization", ""), request.host, request.port)
 
     async def answer(self, flow: http.HTTPFlow) -> None:
         awaited: Awaited = flow.metadata["awaited"]
@@ -53,6 +84,7 @@ class CaptureAddon:
         incoming = Incoming(
             asked=asked,
             body=_body(flow.request),
+            key=flow.metadata["key"],
             until_gone=self._until_gone(flow.client_conn.id),
             may_ping=partial(setattr, awaited, "ping"),
         )
@@ -70,8 +102,10 @@ class CaptureAddon:
         exchange = flow.metadata.get("exchange")
         if isinstance(exchange, Exchange) and not flow.client_conn.connected:
             exchange.delivered = False
+        self._upstream.answered(flow)
 
     def client_disconnected(self, client: connection.Client) -> None:
+        self._tunnels.pop(client.id, None)
         for task in self._waiting.pop(client.id, ()):
             task.cancel()
 
@@ -87,6 +121,13 @@ class CaptureAddon:
             waiting.discard(task)
             if not waiting:
                 self._waiting.pop(client_id, None)
+
+
+def _blocked(blocked: Blocked) -> http.Response:
+    headers = {"content-type": "text/plain; charset=utf-8"}
+    if blocked.status == 407:
+        headers["proxy-authenticate"] = 'Basic realm="clawexp"'
+    return http.Response.make(blocked.status, f"{blocked}\n", headers)
 
 
 def _body(request: http.Request) -> bytes:

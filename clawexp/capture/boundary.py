@@ -1,22 +1,24 @@
-"""The driver's side of the model boundary: one capture process, rollouts opened and closed on it, calls read
+"""The driver's side of the model boundary: capture processes, rollouts opened and closed on it, calls read
 back."""
 
 import os
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+import zlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from clawexp.capture.authority import authority
 from clawexp.capture.journal import read_calls
 from clawexp.child import Child, ChildOptions, child
 from clawexp.errors import CaptureError
 from clawexp.model.checkpoint import checkpoint_folder
-from clawexp.records import Call
+from clawexp.records import Call, Door
 from clawexp.runtime.reaper import scratch_folder
 from clawexp.spec import CaptureOptions, Model
 
@@ -32,25 +34,55 @@ class Closed:
     calls: tuple[Call, ...]
     """In order of position."""
     counts: Mapping[str, Any]
-    """`calls`, `forks` by cause, `capture_faults`, `engine_faults`, `final_answers`, `replayed`, `refused`,
-    `left`,
-    `last_verdict`."""
+    """See `clawexp.capture.open_rollout.OpenRollout.summary`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """One live capture process."""
+
+    door: Door
+    rendering: str
+    admin: aiohttp.ClientSession
+    process: Child
+
+    async def ask(self, method: str, path: str, content: Mapping[str, Any] | None) -> dict[str, Any]:
+        """By its side door. Raises CaptureError."""
+        async with self.process.cause_of_death():
+            try:
+                async with self.admin.request(method, f"http://capture{path}", json=content) as response:
+                    answer = await response.json()
+            except (aiohttp.ClientError, ValueError) as error:
+                about = f"{type(error).__name__}: {error}"
+                raise CaptureError(f"the capture process did not answer {path} ({about})") from error
+        if "error" in answer:
+            raise CaptureError(answer["error"])
+        return answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Boundary:
-    """A live capture process."""
+    """The live capture processes of a run. A rollout keeps to one of them."""
 
-    socket: Path
-    """Harnesses reach the model here, by plain HTTP."""
-    port: int
-    """And here, on 127.0.0.1."""
-    rendering: str
-    """Digest of how conversations become tokens."""
+    certificate: bytes | None
+    """PEM of the authority that signs for intercepted hosts; None where the boundary is no proxy for others."""
+    sockets: Path
+    """The folder in which all doors are."""
     _options: CaptureOptions
     _folder: Path
-    _admin: aiohttp.ClientSession
-    _process: Child
+    _workers: Sequence[Worker]
+
+    @property
+    def rendering(self) -> str:
+        """Digest of how conversations become tokens."""
+        return self._workers[0].rendering
+
+    def door(self, rollout_id: str) -> Door:
+        """Where the rollout is served."""
+        return self._worker(rollout_id).door
+
+    def _worker(self, rollout_id: str) -> Worker:
+        return self._workers[zlib.crc32(rollout_id.encode()) % len(self._workers)]
 
     def journal(self, rollout_id: str) -> Path:
         """Where the rollout's calls are written."""
@@ -66,62 +98,71 @@ class Boundary:
             "temperature": self._options.temperature if temperature is None else temperature,
             "journal": str(self.journal(rollout_id)),
         }
-        await self._ask("POST", "/open", opening)
+        await self._worker(rollout_id).ask("POST", "/open", opening)
         return key
 
     async def close(self, rollout_id: str) -> Closed:
         """Stop serving a rollout, wait for its calls in flight, read them back. Raises CaptureError,
         JournalError."""
-        counts = await self._ask("POST", "/close", {"rollout_id": rollout_id})
+        counts = await self._worker(rollout_id).ask("POST", "/close", {"rollout_id": rollout_id})
         calls = sorted(read_calls(self.journal(rollout_id)), key=lambda call: call.position)
         if len(calls) != counts["calls"]:
             raise CaptureError(f"rollout {rollout_id} made {counts['calls']} calls; its journal holds {len(calls)}")
         return Closed(calls=tuple(calls), counts=counts)
 
-    async def stats(self) -> Mapping[str, Any]:
-        """What the process says of itself: torch, rollouts, in_flight, cpu_s, peak_mb, pid."""
-        return await self._ask("GET", "/stats", None)
-
-    async def _ask(self, method: str, path: str, content: Mapping[str, Any] | None) -> dict[str, Any]:
-        async with self._process.cause_of_death():
-            try:
-                async with self._admin.request(method, f"http://capture{path}", json=content) as response:
-                    answer = await response.json()
-            except (aiohttp.ClientError, ValueError) as error:
-                about = f"{type(error).__name__}: {error}"
-                raise CaptureError(f"the capture process did not answer {path} ({about})") from error
-        if "error" in answer:
-            raise CaptureError(answer["error"])
-        return answer
+    async def stats(self) -> Sequence[Mapping[str, Any]]:
+        """What each process says of itself: torch, rollouts, in_flight, cpu_s, peak_mb, pid."""
+        return [await worker.ask("GET", "/stats", None) for worker in self._workers]
 
 
 @asynccontextmanager
 async def boundary(
-    options: CaptureOptions, model: Model, engine_url: str, engine_key: str, folder: Path
+    options: CaptureOptions, model: Model, engine_url: str, engine_key: str, folder: Path, *, interception: bool = False
 ) -> AsyncIterator[Boundary]:
-    """A capture process for as long as the context lasts. Journals go to `folder/calls`.
+    """Capture processes for as long as the context lasts. Journals go to `folder/calls`.
 
-    Raises ConfigError where the checkpoint is not there, CaptureError where the process does not come up.
+    Raises ConfigError where the checkpoint is not there, CaptureError where a process does not come up.
     """
     folder = folder.absolute()
     (folder / "calls").mkdir(parents=True, exist_ok=True)
-    with _socket_folder(folder) as sockets:
-        config = _config(options, model, engine_url, engine_key, sockets)
-        async with (
-            child(_child(folder), config) as process,
-            aiohttp.ClientSession(
-                connector=aiohttp.UnixConnector(config["admin"]), timeout=aiohttp.ClientTimeout()
-            ) as admin,
-        ):
-            yield Boundary(
-                socket=sockets / "model",
-                port=process.ready["port"],
-                rendering=process.ready["rendering"],
-                _options=options,
-                _folder=folder,
-                _admin=admin,
-                _process=process,
-            )
+    cache = folder / "responses" if options.cache else None
+    if cache is not None:
+        cache.mkdir(exist_ok=True)
+    async with AsyncExitStack() as stack:
+        sockets = stack.enter_context(_socket_folder(folder))
+        signing = stack.enter_context(authority()) if interception or options.allow_hosts else None
+        workers = []
+        for number in range(options.workers):
+            config = {
+                **_config(options, model, engine_url, engine_key),
+                "socket": str(sockets / f"model-{number}"),
+                "admin": str(sockets / f"admin-{number}"),
+                "authority": None if signing is None else str(signing.folder),
+                "cache": None if cache is None else str(cache),
+            }
+            workers.append(await stack.enter_async_context(_worker(folder, config)))
+        yield Boundary(
+            certificate=None if signing is None else signing.certificate,
+            sockets=sockets,
+            _options=options,
+            _folder=folder,
+            _workers=workers,
+        )
+
+
+@asynccontextmanager
+async def _worker(folder: Path, config: Mapping[str, Any]) -> AsyncIterator[Worker]:
+    connector = aiohttp.UnixConnector(config["admin"])
+    async with (
+        child(_child(folder), config) as process,
+        aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout()) as admin,
+    ):
+        yield Worker(
+            door=Door(socket=Path(config["socket"]), port=process.ready["port"]),
+            rendering=process.ready["rendering"],
+            admin=admin,
+            process=process,
+        )
 
 
 def _child(folder: Path) -> ChildOptions:
@@ -135,11 +176,9 @@ def _child(folder: Path) -> ChildOptions:
     )
 
 
-def _config(options: CaptureOptions, model: Model, engine_url: str, engine_key: str, sockets: Path) -> dict[str, Any]:
-    """What `clawexp.capture.proxy.ProxyConfig` reads."""
+def _config(options: CaptureOptions, model: Model, engine_url: str, engine_key: str) -> dict[str, Any]:
+    """What `clawexp.capture.proxy.ProxyConfig` reads, as far as all workers have it in common."""
     return {
-        "socket": str(sockets / "model"),
-        "admin": str(sockets / "admin"),
         "checkpoint": str(checkpoint_folder(model.path)),
         "rendering": model.rendering,
         "model": model.name,
@@ -151,6 +190,7 @@ def _config(options: CaptureOptions, model: Model, engine_url: str, engine_key: 
         "engine_timeout_s": options.engine_timeout_s,
         "max_calls": options.max_calls,
         "fsync": options.fsync,
+        "allow_hosts": options.allow_hosts,
     }
 
 
@@ -162,7 +202,7 @@ def _socket_folder(folder: Path) -> Iterator[Path]:
     """
     inside = folder / "sockets"
     shutil.rmtree(inside, ignore_errors=True)
-    if len(os.fsencode(inside / "model")) > LONGEST_SOCKET_PATH:
+    if len(os.fsencode(inside / "model-0000")) > LONGEST_SOCKET_PATH:
         with scratch_folder("sockets-") as sockets:
             sockets.chmod(0o711)
             yield sockets

@@ -60,10 +60,22 @@ class AwaitAnswerHook(commands.StartHook):
 
 
 class AnsweredStream(HttpStream):
-    """One request and its response. The addon has put an `Awaited` into the flow's metadata."""
+    """One request and its response. Where it is made here, the addon has put an `Awaited` into the flow's
+    metadata."""
+
+    def check_invalid(self, request: bool) -> layer.CommandGenerator[bool]:
+        if request:  # the first look at it: mitmproxy will make every request look as if sent to its host
+            asked = self.flow.request
+            self.flow.metadata["absolute"] = bool(asked.authority)
+            if not asked.authority:
+                asked.data.host, asked.data.port, asked.data.scheme = "127.0.0.1", 80, b"http"
+        return (yield from super().check_invalid(request))
 
     def send_response(self, already_streamed: bool = False) -> layer.CommandGenerator[None]:
-        awaited: Awaited = self.flow.metadata["awaited"]
+        awaited: Awaited | None = self.flow.metadata.get("awaited")
+        if awaited is None:
+            yield from super().send_response(already_streamed)
+            return
         yield AnswerHook(self.flow)
         yield AwaitAnswerHook(self.flow)
         pinged = False

@@ -39,6 +39,10 @@ class OpenRollout:
     causes: Counter[str] = field(default_factory=Counter)
     """Of committed calls."""
     counts: Counter[str] = field(default_factory=Counter)
+    blocked: Counter[str] = field(default_factory=Counter)
+    """Hosts that it tried to reach and may not, as `host:port`."""
+    state: bytes = b""
+    """Digest of what it may have changed at allowed hosts."""
     last: Call | None = None
     """The committed call of the highest position."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,10 +76,14 @@ class OpenRollout:
 
     def summary(self) -> Mapping[str, Any]:
         """Counts for the driver. `{"calls": 7, "forks": {"reminder": 1}, "capture_faults": 0, ...}`"""
-        names = ("capture_faults", "engine_faults", "final_answers", "replayed", "refused", "left")
+        names = (
+            *("capture_faults", "engine_faults", "final_answers", "replayed", "refused", "left"),
+            *("forwarded", "cache_hits", "cache_misses"),
+        )
         return {
             "calls": self.committed,
             "forks": {cause: n for cause, n in self.causes.items() if cause not in ("root", "continue")},
             **{name: self.counts[name] for name in names},
+            "blocked": dict(self.blocked),
             "last_verdict": self.last.verdict if self.last else None,
         }

@@ -3,28 +3,29 @@
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from mitmproxy import master, options
-from mitmproxy.addons import core, errorcheck, next_layer, proxyserver
+from mitmproxy.addons import core, errorcheck, next_layer, proxyserver, tlsconfig
 
 from clawexp.capture.addon import CaptureAddon
 from clawexp.capture.admin import admin_socket
 from clawexp.capture.caller import Caller
 from clawexp.capture.generation import Sampler
+from clawexp.capture.passage import Passages
 from clawexp.capture.rendering import open_rendering
 from clawexp.capture.service import CaptureService
 from clawexp.capture.socket_server import unix_socket
+from clawexp.capture.upstream import Upstream
 from clawexp.child import read_settings, say_ready
 from clawexp.engine.client import EngineClient
 from clawexp.errors import ClawexpError
-
-NOWHERE = "reverse:http://127.0.0.1:9"
-"""Upstream of the reverse mode. Every request is answered here, so it is never dialled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,11 @@ class ProxyConfig:
     engine_timeout_s: float
     max_calls: int
     fsync: bool
+    allow_hosts: Sequence[str]
+    authority: str | None
+    """Folder of the authority that signs for intercepted hosts; None: this process is no proxy for others."""
+    cache: str | None
+    """Folder of kept responses of allowed hosts."""
 
 
 def main() -> None:
@@ -68,8 +74,9 @@ async def serve(config: ProxyConfig) -> None:
             sampler=Sampler(engine, rendering.stop_ids, config.engine_retries),
         )
         service = CaptureService(caller, config.max_calls, config.fsync)
-        addon = CaptureAddon(service)
-        proxy, servers = _proxy(addon)
+        passages = Passages(service.rollouts, config.allow_hosts, proxying=config.authority is not None)
+        addon = CaptureAddon(service, passages, Upstream(Path(config.cache) if config.cache else None))
+        proxy, servers = _proxy(addon, config.authority)
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, proxy.shutdown)
         async with asyncio.TaskGroup() as group:
             group.create_task(proxy.run())
@@ -81,13 +88,21 @@ async def serve(config: ProxyConfig) -> None:
                 await proxy.should_exit.wait()
 
 
-def _proxy(addon: CaptureAddon) -> tuple[master.Master, proxyserver.Proxyserver]:
-    """A bare mitmproxy: the addons that it cannot do without, and ours."""
-    settings = options.Options(listen_host="127.0.0.1", listen_port=0, mode=[NOWHERE], http2=False)
+def _proxy(addon: CaptureAddon, authority: str | None) -> tuple[master.Master, proxyserver.Proxyserver]:
+    """A bare mitmproxy: the addons that it cannot do without, and ours.
+
+    In its regular mode it takes both requests to itself, from harnesses that have its URL, and requests through it.
+    """
+    settings = options.Options(listen_host="127.0.0.1", listen_port=0, mode=["regular"], http2=False)
     proxy = master.Master(settings, event_loop=asyncio.get_running_loop(), with_termlog=False)
     servers = proxyserver.Proxyserver()
-    proxy.addons.add(core.Core(), servers, next_layer.NextLayer(), errorcheck.ErrorCheck(), addon)
-    proxy.options.update(connection_strategy="lazy")
+    proxy.addons.add(core.Core(), servers, next_layer.NextLayer(), errorcheck.ErrorCheck())
+    if authority is not None:
+        proxy.options.update(confdir=authority, ssl_verify_upstream_trusted_ca=os.environ.get("SSL_CERT_FILE"))
+        proxy.addons.add(tlsconfig.TlsConfig())
+    proxy.addons.add(addon)
+    # A connection goes out only with a request, and carries nothing that is not looked at.
+    proxy.options.update(connection_strategy="lazy", upstream_cert=False, rawtcp=False, websocket=False)
     return proxy, servers
 
 

@@ -31,6 +31,8 @@ class Incoming:
 
     asked: Asked
     body: bytes
+    key: str | None
+    """Of the rollout, where the way that the request came by tells it; None: the dialect's credential does."""
     until_gone: AbstractContextManager[None]
     """Inside it, the request is cancelled when its client leaves; outside it runs to its end."""
     may_ping: Callable[[bytes], None]
@@ -83,7 +85,7 @@ class CaptureService:
         unserved = _unserved(asked, incoming.body, known=found is not None)
         if unserved is not None:
             return Served(reply=dialect.refuse(unserved, stream=False))
-        rollout = self.rollouts.get(dialect.key(asked))
+        rollout = self.rollouts.get(dialect.key(asked) if incoming.key is None else incoming.key)
         if rollout is None:
             return Served(reply=dialect.refuse(Refused("unknown_key", "Incorrect API key provided."), stream=False))
         request: Request | None = None

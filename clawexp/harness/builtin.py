@@ -10,6 +10,7 @@ from pydantic import Field
 from clawexp.component import component
 from clawexp.harness import builtin_program
 from clawexp.outcome import Outcome
+from clawexp.protocols import WayIn
 from clawexp.records import Command, Finished, Launch, Link, Needs, Sandbox, Task
 from clawexp.spec import Positive, Seconds, Share
 
@@ -28,6 +29,7 @@ class Builtin:
     eval_tasks: Annotated[int, Field(ge=0)]
     weight: Annotated[float, Field(gt=0)] | None
     min_context: Positive
+    way_in: WayIn
     timeout_s: Seconds
     memory_mb: Positive
     system: str
@@ -51,7 +53,8 @@ class Builtin:
 
     def needs(self) -> Needs:
         """Only `exec` lets the model do more than change files of its workspace."""
-        return Needs(dials_socket=True, memory_mb=self.memory_mb, trusted="exec" not in self.tools)
+        direct = self.way_in == "base_url"
+        return Needs(dials_socket=direct, memory_mb=self.memory_mb, trusted="exec" not in self.tools)
 
     def prepared(self) -> str | None:
         """It comes with the project."""

@@ -46,6 +46,26 @@ class Refused(Exception):
     """A tool call that could not be carried out; its text is what the model sees."""
 
 
+def tunnel(host):
+    """TLS to `host` through the proxy that the environment names, trusting whom the environment says."""
+    import base64
+    import socket
+    import ssl
+    from urllib.parse import unquote, urlsplit
+
+    proxy = urlsplit(os.environ["HTTPS_PROXY"])
+    credentials = base64.b64encode(unquote(proxy.netloc.rpartition("@")[0]).encode()).decode()
+    connection = socket.create_connection((proxy.hostname, proxy.port))
+    head = f"CONNECT {host}:443 HTTP/1.1\r\nHost: {host}:443\r\nProxy-Authorization: Basic {credentials}\r\n\r\n"
+    connection.sendall(head.encode())
+    answer = b""
+    while not answer.endswith(b"\r\n\r\n"):  # not a byte further: the next one is TLS
+        answer += connection.recv(1) or sys.exit(f"the proxy ended the connection: {answer!r}")
+    if answer.split()[1] != b"200":
+        sys.exit(f"the proxy refuses {host}: {answer.decode('latin-1').strip()}")
+    return ssl.create_default_context().wrap_socket(connection, server_hostname=host)
+
+
 class Wire:
     """One HTTP/1.1 connection to the model, kept open between calls."""
 
@@ -79,7 +99,11 @@ class Wire:
             self.socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
             self.socket.connect(self.config["socket"])
             return self.socket
-        host, _, port = self.config["url"].rpartition("//")[2].rstrip("/").partition(":")
+        scheme, _, authority = self.config["url"].rstrip("/").partition("://")
+        if scheme == "https":
+            self.socket = tunnel(authority)
+            return self.socket
+        host, _, port = authority.partition(":")
         self.socket = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
         self.socket.connect((host, int(port or 80)))
         return self.socket

@@ -12,6 +12,7 @@ from clawexp.component import component
 from clawexp.errors import HarnessError
 from clawexp.harness.package import Package
 from clawexp.outcome import Outcome
+from clawexp.protocols import WayIn
 from clawexp.records import Command, Finished, Launch, Link, Needs, Sandbox, Task
 from clawexp.spec import Positive, Seconds
 
@@ -32,6 +33,7 @@ class Profile:
     min_context: Positive
     dialect: str
     """What it speaks to the model: the name of one in `clawexp.capture.dialects`."""
+    way_in: WayIn
     timeout_s: Seconds
     memory_mb: Positive
     package: str

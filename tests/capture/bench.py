@@ -37,7 +37,7 @@ class Bench(Generic[Client]):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.boundary.port}"
+        return f"http://127.0.0.1:{self.boundary.door('').port}"
 
     async def open(self) -> tuple[str, Client]:
         self.opened += 1

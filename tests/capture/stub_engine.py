@@ -96,11 +96,15 @@ def model_of(checkpoint: Path, *, context: int = 8192) -> Model:
     )
 
 
-def options_of(*, max_calls: int = 40, engine_retries: int = 1, engine_timeout_s: float = 30.0) -> CaptureOptions:
-    return CaptureOptions(
-        temperature=1.0,
-        max_calls=max_calls,
-        engine_retries=engine_retries,
-        engine_timeout_s=engine_timeout_s,
-        fsync=False,
-    )
+def options_of(**changes: Any) -> CaptureOptions:
+    options: dict[str, Any] = {
+        "temperature": 1.0,
+        "max_calls": 40,
+        "engine_retries": 1,
+        "engine_timeout_s": 30.0,
+        "fsync": False,
+        "workers": 1,
+        "allow_hosts": (),
+        "cache": False,
+    }
+    return CaptureOptions(**options | changes)

@@ -85,7 +85,7 @@ async def test_both_dialects_say_the_same_to_the_model(bench: Live) -> None:
         "messages": [{"role": "system", "content": "You are an assistant with files."}, TASK],
         "tools": [{"type": "function", "function": function}],
     }
-    url = f"http://127.0.0.1:{bench.boundary.port}/v1/chat/completions"
+    url = f"{bench.url}/v1/chat/completions"
     headers = {"authorization": f"Bearer {client.api_key}"}
     async with aiohttp.ClientSession(headers=headers) as session, session.post(url, json=body) as response:
         assert response.status == 200
@@ -285,7 +285,7 @@ async def test_models_are_told_in_the_form_that_the_client_speaks(bench: Live) -
 
 async def streamed(bench: Live, key: str, held: asyncio.Event | None = None) -> list[tuple[str, Any]]:
     """The events of one stream as they stand on the wire; the engine is let go at the first of them."""
-    url = f"http://127.0.0.1:{bench.boundary.port}/v1/messages?beta=true"
+    url = f"{bench.url}/v1/messages?beta=true"
     body = {"max_tokens": 256, "stream": True, "messages": [TASK], "tools": TOOLS}
     found: list[tuple[str, Any]] = []
     async with (
@@ -366,7 +366,7 @@ async def test_a_client_that_leaves_a_stream_that_has_begun_cancels_its_generati
     assert client.api_key
     bench.engine.release = asyncio.Event()
     bench.engine.cancelled.clear()
-    url = f"http://127.0.0.1:{bench.boundary.port}/v1/messages"
+    url = f"{bench.url}/v1/messages"
     body = {"max_tokens": 9, "stream": True, "messages": [TASK]}
     async with asyncio.timeout(60):
         async with (

@@ -35,19 +35,19 @@ async def test_kill_9_of_the_process_leaves_the_journal_whole_and_close_says_wha
         serve_stub(tokenizer) as engine,
         boundary(options_of(), model_of(checkpoint), engine.url, "secret", folder) as live,
     ):
-        assert len(str(live.socket)) < 108
+        assert len(str(live.door("r").socket)) < 108
         key = await live.open("r", seed=1, temperature=0.5)
-        async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{live.port}/v1", api_key=key) as client:
+        async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{live.door('r').port}/v1", api_key=key) as client:
             for turn in range(3):
                 await client.chat.completions.create(
                     model="tiny", messages=[{"role": "user", "content": f"Turn {turn}"}]
                 )
-        pid = (await live.stats())["pid"]
+        pid = (await live.stats())[0]["pid"]
         os.kill(pid, signal.SIGKILL)
         assert await ended(pid)
         with pytest.raises(CaptureError, match=r"capture\.log"):
             await live.close("r")
-        sockets = live.socket.parent
+        sockets = live.sockets
     calls = read_calls(live.journal("r"))
     assert [call.position for call in calls] == [0, 1, 2]
     assert {call.submitted["temperature"] for call in calls} == {0.5}
@@ -59,7 +59,7 @@ async def test_the_process_ends_with_its_context(tokenizer: Tokenizer, checkpoin
         serve_stub(tokenizer) as engine,
         boundary(options_of(), model_of(checkpoint), engine.url, "secret", tmp_path) as live,
     ):
-        pid = (await live.stats())["pid"]
+        pid = (await live.stats())[0]["pid"]
         await live.open("r", seed=1)
         with pytest.raises(CaptureError, match="open already"):
             await live.open("r", seed=1)
@@ -95,7 +95,7 @@ async def test_the_process_dies_with_a_killed_driver(checkpoint: Path, tmp_path:
         "    folder = Path(sys.argv[2])\n"
         "    model = model_of(Path(sys.argv[1]))\n"
         "    async with boundary(options_of(), model, 'http://127.0.0.1:9', 'k', folder) as live:\n"
-        "        print(json.dumps(dict(await live.stats())), flush=True)\n"
+        "        print(json.dumps(dict((await live.stats())[0])), flush=True)\n"
         "        await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
     )

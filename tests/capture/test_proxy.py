@@ -322,7 +322,7 @@ async def test_the_official_client_waits_through_what_keeps_a_stream_alive(bench
 
 async def test_the_unix_socket_is_the_same_door(bench: Live) -> None:
     rollout_id, client = await bench.open()
-    transport = httpx.AsyncHTTPTransport(uds=str(bench.boundary.socket))
+    transport = httpx.AsyncHTTPTransport(uds=str(bench.boundary.door("").socket))
     async with httpx.AsyncClient(transport=transport) as http:
         async with openai.AsyncOpenAI(
             base_url="http://proxy/v1", api_key=client.api_key, http_client=http
@@ -330,16 +330,16 @@ async def test_the_unix_socket_is_the_same_door(bench: Live) -> None:
             message = await ask(by_socket, [TASK], stream=True)
         await ask(client, [TASK, message, TASK])
     assert_exact_chain(await bench.close(rollout_id))
-    assert len(str(bench.boundary.socket)) < 108
-    assert bench.boundary.socket.stat().st_mode & 0o777 == 0o666
-    assert bench.boundary.socket.parent.stat().st_mode & 0o777 == 0o711
-    assert bench.boundary.socket.with_name("admin").stat().st_mode & 0o777 == 0o600
+    assert len(str(bench.boundary.door("").socket)) < 108
+    assert bench.boundary.door("").socket.stat().st_mode & 0o777 == 0o666
+    assert bench.boundary.sockets.stat().st_mode & 0o777 == 0o711
+    assert (bench.boundary.sockets / "admin-0").stat().st_mode & 0o777 == 0o600
 
 
 async def test_a_client_that_leaves_by_the_unix_socket_cancels_too(bench: Live) -> None:
     _, client = await bench.open()
     bench.engine.release = asyncio.Event()
-    reader, writer = await asyncio.open_unix_connection(bench.boundary.socket)
+    reader, writer = await asyncio.open_unix_connection(bench.boundary.door("").socket)
     body = json.dumps({"messages": [TASK]}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {client.api_key}\r\n"
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
@@ -371,7 +371,7 @@ async def test_half_a_character_is_none(bench: Live) -> None:
 
 
 async def test_the_live_process_has_no_torch(bench: Live) -> None:
-    stats = await bench.boundary.stats()
+    (stats,) = await bench.boundary.stats()
     assert stats["torch"] is False
     assert stats["in_flight"] == 0
 

@@ -21,6 +21,7 @@ def profile(**changes: Any) -> Profile:
     values: dict[str, Any] = {
         "name": "demo",
         "dialect": "openai_chat",
+        "way_in": "base_url",
         "num_tasks": 1,
         "group_size": 1,
         "eval_tasks": 1,

@@ -33,6 +33,7 @@ class AnthropicMessages:
     """The dialect of Anthropic's API, as Claude Code and others speak it."""
 
     name = "anthropic_messages"
+    vendor = "https://api.anthropic.com"
     ping = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def serves(self, asked: Asked) -> bool:

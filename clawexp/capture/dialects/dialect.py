@@ -26,6 +26,8 @@ class Dialect(Protocol):
     """Stateless."""
 
     name: str
+    vendor: str
+    """Where harnesses that are told of no other place ask: `https://api.example.org`."""
     ping: bytes
     """What a stream may carry before its answer, to show that somebody is there."""
 

@@ -44,6 +44,7 @@ class Gemini:
     """The dialect of Google's Gemini API."""
 
     name = "gemini"
+    vendor = "https://generativelanguage.googleapis.com"
     ping = b"\n\n"
     """An empty line: Google's clients take a comment for JSON."""
 

@@ -23,6 +23,7 @@ class OpenAIChat:
     """The chat dialect of OpenAI and of the many servers that speak it."""
 
     name = "openai_chat"
+    vendor = "https://api.openai.com"
     ping = b": waiting\n\n"
 
     def serves(self, asked: Asked) -> bool:

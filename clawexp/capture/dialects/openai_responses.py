@@ -31,6 +31,7 @@ class OpenAIResponses:
     """The dialect of OpenAI's responses API, as Codex and others speak it."""
 
     name = "openai_responses"
+    vendor = "https://api.openai.com"
     ping = b": waiting\n\n"
 
     def serves(self, asked: Asked) -> bool:
