@@ -96,12 +96,14 @@ class Conversation:
         The same bytes alone are no proof, for a harness may want a second sample: either the answer is known
         to be undelivered, or the client says that it retries, and nothing was built on the answer.
         """
-        for earlier in reversed(self._exchanges):
-            lost = not earlier.delivered or (retried and not earlier.continued)
-            if earlier.body == body and earlier.answer is not None and lost:
-                earlier.delivered = True
-                return earlier
-        return None
+        same = [earlier for earlier in self._exchanges if earlier.body == body and earlier.answer is not None]
+        lost = [earlier for earlier in same if not earlier.delivered]
+        if not lost and retried:
+            lost = [earlier for earlier in same if not earlier.continued]
+        if not lost:
+            return None
+        lost[-1].delivered = True
+        return lost[-1]
 
     def _longest(self, view: View) -> Exchange | None:
         """The longest earlier call that begins the request."""
