@@ -64,6 +64,8 @@ def main() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
+    # A driver of several threads dies thread by thread, and each death may signal: the second must not end the clearing.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit()
 
 

@@ -184,3 +184,19 @@ def test_all_of_it_ends_with_a_driver_that_is_killed(tmp_path: Path, interpreter
         driver.kill()
     pids, scratch = started(interpreter)
     wait_for(lambda: not any(map(alive, pids)) and not scratch.exists())
+
+
+def test_all_of_it_ends_when_it_is_asked_more_than_once(tmp_path: Path, interpreter: Path) -> None:
+    given = json.dumps({"parent": os.getpid(), "settings": settings(interpreter)})
+    (tmp_path / "engine.log").touch()
+    words = [sys.executable, "-m", "clawexp.engine.vllm_server"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as watching:
+        assert watching.stdin is not None
+        assert watching.stdout is not None
+        watching.stdin.write(given.encode())
+        watching.stdin.close()
+        assert watching.stdout.readline()
+        for _ in range(300):  # as a driver of many threads does, which dies thread by thread
+            watching.send_signal(signal.SIGTERM)
+    pids, scratch = started(interpreter)
+    wait_for(lambda: not any(map(alive, pids)) and not scratch.exists())
