@@ -133,6 +133,8 @@ async def compare(rollouts: int, delay_s: float, folder: Path) -> None:
         workers=1,
         allow_hosts=(),
         cache=False,
+        keep_raw=False,
+        rules={},
     )
     model = Model(
         name="bench",

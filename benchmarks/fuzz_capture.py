@@ -35,6 +35,7 @@ from clawexp.capture.generation import Sampler
 from clawexp.capture.journal import read_calls
 from clawexp.capture.message import Message, Parsed, ToolCall, Tools
 from clawexp.capture.open_rollout import Opening
+from clawexp.capture.rules import Rules
 from clawexp.capture.service import CaptureService, Incoming
 from clawexp.engine.client import Generation
 from clawexp.outcome import Outcome
@@ -324,8 +325,10 @@ async def rollout(seed: int, folder: Path) -> tuple[list[Call], Harness]:
     """Play one, and read its journal back."""
     rng = random.Random(seed)
     rendering = Bytes()
-    caller = Caller(model="m", context=10**9, max_tokens=10**6, rendering=rendering, sampler=Drawn(rng))
-    service = CaptureService(caller, max_calls=10**6, fsync=False)
+    caller = Caller(
+        model="m", context=10**9, max_tokens=10**6, rendering=rendering, sampler=Drawn(rng), rules=Rules({})
+    )
+    service = CaptureService(caller, max_calls=10**6, fsync=False, keep_raw=False)
     journal = folder / f"{seed}.log"
     service.open(Opening(rollout_id=f"r{seed}", key="k", seed=seed, temperature=1.0, journal=journal))
     harness = Harness(rng, service, Oracle(rendering), "k")

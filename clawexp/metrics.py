@@ -7,6 +7,7 @@ from statistics import fmean, stdev
 
 from clawexp.outcome import Outcome
 from clawexp.records import Call, Rollout
+from clawexp.rule import NOTED
 
 
 def measure(rollouts: Sequence[Rollout], worth: Mapping[str, float]) -> dict[str, float]:
@@ -85,6 +86,7 @@ def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
     calls = [call for rollout in rollouts for call in rollout.calls]
     if not calls:
         return {"capture/calls": 0.0}
+    edits = Counter(edit.rule for call in calls for edit in call.edits if edit.rule.startswith(NOTED))
     forks = [call for call in calls if call.cause not in ("root", "continue")]
     return {
         "capture/calls": float(len(calls)),
@@ -97,6 +99,7 @@ def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "engine/call_s": fmean(call.engine_s for call in calls),
         "engine/version_lag": float(_lag(calls, rollouts)),
         **_beside_the_model(rollouts),
+        **{f"capture/{rule}": float(count) for rule, count in sorted(edits.items())},
     }
 
 

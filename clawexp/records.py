@@ -237,6 +237,8 @@ class Call:
     submitted: Mapping[str, Any]
     """Sampling as the engine was asked."""
     edits: tuple[Edit, ...] = ()
+    rewritten: bool = False
+    """A rule of the experiment told the harness something else than was sampled: the call is never trained."""
     started: float = 0.0
     """Seconds since the epoch."""
     finished: float = 0.0

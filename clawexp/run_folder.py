@@ -125,7 +125,7 @@ class RunFolder:
 
     def _rewind(self, start: int) -> None:
         """Drop what a killed process wrote of steps that will be done again."""
-        for file in self.calls.glob("*.log"):
+        for file in self.calls.iterdir():
             if step_of(file.stem) >= start:
                 file.unlink()
         log = self.path / "rollouts.log"

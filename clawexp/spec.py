@@ -25,6 +25,7 @@ from clawexp.protocols import (
     Runtime,
     Taskset,
 )
+from clawexp.rule import RuleSets
 
 Positive = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -126,6 +127,10 @@ class CaptureOptions:
     Without a port, 80 and 443 are meant."""
     cache: bool
     """Ask allowed hosts once for each request, method, body and state: they are deterministic."""
+    keep_raw: bool
+    """Whether requests and answers are kept as they were sent, too; see `clawexp.capture.raw`."""
+    rules: RuleSets
+    """What is changed in requests and answers."""
 
 
 @component

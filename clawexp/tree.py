@@ -153,7 +153,7 @@ def _answer(call: Call) -> Segment:
         calls=(call.call_id,),
         edge="continue",
         kind=call.kind,
-        trained=True,
+        trained=not call.rewritten,
     )
 
 

@@ -105,7 +105,15 @@ def test_the_lists_of_this_file_name_modules_that_exist() -> None:
     assert {*SHARED_TESTS, *UNTESTED} <= set(modules())
 
 
-COMPOSED = ("experiment/", "launcher/", "outcome/", "harness/mix", "harness/one_turn", "taskset/one_call")
+COMPOSED = (
+    "capture/rules/",
+    "experiment/",
+    "launcher/",
+    "outcome/",
+    "harness/mix",
+    "harness/one_turn",
+    "taskset/one_call",
+)
 """Options that set keys, or choose options; no component is theirs."""
 
 

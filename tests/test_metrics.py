@@ -6,7 +6,7 @@ import pytest
 
 from clawexp.metrics import half_width, measure, measure_evaluation
 from clawexp.outcome import Outcome
-from clawexp.records import Call, Cause, ParseVerdict, Rollout, Span
+from clawexp.records import Call, Cause, Edit, ParseVerdict, Rollout, Span
 
 
 def call(
@@ -87,6 +87,15 @@ def test_calls_are_counted_by_what_became_of_them() -> None:
     assert values["capture/sampled_tokens"] == 12.0
     assert values["capture/prompt_tokens"] == 12.0
     assert values["engine/call_s"] == 0.75
+
+
+def test_edits_are_counted_by_the_rule_that_made_them_and_no_others() -> None:
+    names = ("rules.mine.clock", "rules.mine.log", "sampling.temperature", "rules.mine.clock")
+    edits = [Edit(rule=name, before="a", after="b") for name in names]
+    calls = [replace(call(), edits=tuple(edits[:1])), replace(call(), edits=tuple(edits[1:]))]
+    values = measure([rollout("a", calls=calls)], {})
+    counted = {name: value for name, value in values.items() if "rules" in name or "sampling" in name}
+    assert counted == {"capture/rules.mine.clock": 2.0, "capture/rules.mine.log": 1.0}
 
 
 def test_the_lag_is_that_of_the_oldest_weights_a_call_was_sampled_from() -> None:

@@ -109,9 +109,10 @@ async def test_going_on_drops_what_belongs_to_steps_that_are_done_again(tmp_path
     await run_steps(folder, range(2))
     await run_steps(folder, range(2, 4), checkpoints=False)
     await gathered(folder, 4)
+    (folder.calls / "00004-t-builtin-0.raw").touch()
     assert folder.begin(CONFIG) == 2
     assert sorted(folder.steps()) == [0, 1]
-    assert sorted(path.stem for path in folder.calls.glob("*.log")) == ["00000-t-builtin-0", "00001-t-builtin-0"]
+    assert sorted(path.stem for path in folder.calls.iterdir()) == ["00000-t-builtin-0", "00001-t-builtin-0"]
     await run_steps(folder, range(2, 3))
     assert [rollout.step for rollout in folder.rollouts(2)] == [2]
 

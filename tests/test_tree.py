@@ -50,6 +50,15 @@ def test_a_turn_grows_behind_the_answer_that_it_continues():
     assert [segment.calls for segment in tree.segments] == [("c0",), ("c0",), ("c1",), ("c1",)]
 
 
+def test_an_answer_that_was_rewritten_on_its_way_is_context_alone():
+    tree = grow(rollout([call("c0", [1, 2], [3, 9], cause="root", rewritten=True), call("c1", [1, 2, 3, 5], [7])]))
+    assert [(s.ids.tolist(), s.trained) for s in tree.segments if s.sampled] == [
+        ([3], False),
+        ([9], False),
+        ([7], True),
+    ]
+
+
 def test_random_rollouts_grow_into_the_tree_that_comparing_all_pairs_gives():
     for seed in range(SESSIONS):
         attempt = random_rollout(seed)

@@ -19,6 +19,7 @@ from clawexp.child import Child, ChildOptions, child
 from clawexp.errors import CaptureError
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.records import Call, Door
+from clawexp.rule import written
 from clawexp.runtime.reaper import scratch_folder
 from clawexp.spec import CaptureOptions, Model
 
@@ -191,6 +192,8 @@ def _config(options: CaptureOptions, model: Model, engine_url: str, engine_key: 
         "max_calls": options.max_calls,
         "fsync": options.fsync,
         "allow_hosts": options.allow_hosts,
+        "keep_raw": options.keep_raw,
+        "rules": written(options.rules),
     }
 
 

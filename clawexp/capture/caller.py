@@ -11,6 +11,7 @@ from clawexp.capture.generation import Sampler
 from clawexp.capture.message import Answer, Finish, Message, Parsed, Request
 from clawexp.capture.open_rollout import OpenRollout
 from clawexp.capture.rendering import Rendering
+from clawexp.capture.rules import Rules
 from clawexp.capture.sampling import decide, room_for
 from clawexp.engine.client import Generation
 from clawexp.records import Call, Edit, ParseVerdict
@@ -48,6 +49,7 @@ class Caller:
     max_tokens: int
     rendering: Rendering
     sampler: Sampler
+    rules: Rules
 
     async def call(
         self,
@@ -64,10 +66,11 @@ class Caller:
         """
         sampled = await self._sample(rollout, dialect, request, exchange, until_gone)
         parsed = self.rendering.parse(sampled.generation.ids)
-        call = _record(rollout, exchange, sampled, parsed.verdict)
+        message, edits = self.rules.answer(_said(parsed, exchange))
+        call = _record(rollout, exchange, sampled, parsed.verdict, edits)
         await rollout.commit(call)
-        answer = _answer(parsed, exchange, sampled)
-        rollout.conversation.settle(exchange, call.call_id, sampled.generation.ids, answer)
+        answer = _answer(message, parsed.verdict, exchange, sampled)
+        rollout.conversation.settle(exchange, call.call_id, sampled.generation.ids, answer, rewritten=call.rewritten)
         return answer
 
     async def _sample(
@@ -112,7 +115,9 @@ def final_answer() -> Answer:
     )
 
 
-def _record(rollout: OpenRollout, exchange: Exchange, sampled: Sampled, verdict: ParseVerdict) -> Call:
+def _record(
+    rollout: OpenRollout, exchange: Exchange, sampled: Sampled, verdict: ParseVerdict, rewrites: tuple[Edit, ...]
+) -> Call:
     parent, shared = rollout.conversation.attach(exchange)
     generation = sampled.generation
     return Call(
@@ -132,23 +137,29 @@ def _record(rollout: OpenRollout, exchange: Exchange, sampled: Sampled, verdict:
         verdict=verdict,
         requested=sampled.requested,
         submitted=sampled.submitted,
-        edits=sampled.edits,
+        edits=(*exchange.edits, *sampled.edits, *rewrites),
+        rewritten=bool(rewrites),
         started=sampled.started,
         finished=time.time(),
         engine_s=sampled.engine_s,
     )
 
 
-def _answer(parsed: Parsed, exchange: Exchange, sampled: Sampled) -> Answer:
+def _said(parsed: Parsed, exchange: Exchange) -> Message:
     # Letters and digits only: some harnesses drop everything else from an id when they write it back.
     calls = [replace(call, id=f"call{exchange.position}t{n}") for n, call in enumerate(parsed.tool_calls)]
-    content = parsed.content if parsed.content or calls else EMPTY
-    message = Message(role="assistant", content=content, reasoning=parsed.reasoning, tool_calls=tuple(calls))
+    return Message(role="assistant", content=parsed.content, reasoning=parsed.reasoning, tool_calls=tuple(calls))
+
+
+def _answer(message: Message, verdict: ParseVerdict, exchange: Exchange, sampled: Sampled) -> Answer:
+    finish = FINISH[verdict] if message.tool_calls or verdict != "tool_calls" else "stop"
+    if not message.content and not message.tool_calls:
+        message = replace(message, content=EMPTY)
     return Answer(
         id=f"call{exchange.position}",
         created=int(sampled.started),
         message=message,
-        finish=FINISH[parsed.verdict],
+        finish=finish,
         prompt_tokens=len(exchange.prompt),
         sampled_tokens=len(sampled.generation.ids),
     )

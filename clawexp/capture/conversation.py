@@ -13,6 +13,7 @@ from clawexp.capture.fork import classify
 from clawexp.capture.meaning import answer_meanings
 from clawexp.capture.message import Answer, Request
 from clawexp.capture.rendering import Rendering
+from clawexp.records import Edit
 
 
 class Conversation:
@@ -33,6 +34,8 @@ class Conversation:
             cause, kind = "continue", matched.kind
         else:
             ids = self._rendering.render(request.messages, request.tools)
+            for earlier in self._exchanges:
+                earlier.continued |= earlier.rewritten and earlier.begins(view)
             cause, kind = classify(request, view, self._exchanges, matched, self._overflowed)
         exchange = Exchange(
             position=position,
@@ -41,6 +44,7 @@ class Conversation:
             cause=cause,
             kind=kind,
             prompt=np.asarray(ids, dtype=np.int32),
+            edits=self._new_edits(request, view),
         )
         self._exchanges.append(exchange)
         return exchange
@@ -73,13 +77,16 @@ class Conversation:
             shared = 0 if earlier.sequence is None else _shared(earlier.sequence, exchange.prompt)
             if shared > longest:
                 best, longest = earlier, shared
-        if best is not None and best.sequence is not None and longest == len(best.sequence):
+        if best is not None and best.sequence is not None and longest == len(best.sequence) and not best.rewritten:
             exchange.cause = "continue"
         return best, longest
 
-    def settle(self, exchange: Exchange, call_id: str, sampled_ids: Sequence[int], answer: Answer) -> None:
-        """Add what was sampled, once it is in the journal: later requests may build on it."""
-        exchange.call_id, exchange.answer = call_id, answer
+    def settle(
+        self, exchange: Exchange, call_id: str, sampled_ids: Sequence[int], answer: Answer, *, rewritten: bool = False
+    ) -> None:
+        """Add what was sampled, once it is in the journal: later requests may build on it, unless the harness was told
+        something else."""
+        exchange.call_id, exchange.answer, exchange.rewritten = call_id, answer, rewritten
         exchange.answers = answer_meanings(answer.message)
         sequence = np.concatenate([exchange.prompt, np.asarray(sampled_ids, dtype=np.int32)])
         for earlier in self._exchanges:
@@ -107,7 +114,7 @@ class Conversation:
 
     def _longest(self, view: View) -> Exchange | None:
         """The longest earlier call that begins the request."""
-        matches = [earlier for earlier in self._exchanges if earlier.begins(view)]
+        matches = [earlier for earlier in self._exchanges if not earlier.rewritten and earlier.begins(view)]
         return max(matches, key=lambda earlier: (len(earlier.view.messages), earlier.position), default=None)
 
     def _extended(self, matched: Exchange | None, request: Request) -> list[int] | None:
@@ -119,6 +126,15 @@ class Conversation:
         prompt, sampled = ids[:num_prompt], ids[num_prompt:]
         new_messages = request.messages[len(matched.view.messages) + 1 :]
         return self._rendering.extend(prompt, sampled, new_messages, request.tools)
+
+    def _new_edits(self, request: Request, view: View) -> tuple[Edit, ...]:
+        """Those of messages and tools that no committed call has: each is noted once."""
+        if not (request.message_edits or request.tool_edits):
+            return ()
+        committed = [earlier for earlier in self._exchanges if earlier.answer is not None]
+        known = max((earlier.told(view) for earlier in committed), default=0)
+        tools = () if any(earlier.view.tools == view.tools for earlier in committed) else request.tool_edits
+        return (*tools, *(edit for place, edit in request.message_edits if place >= known))
 
 
 def _shared(a: np.ndarray, b: np.ndarray) -> int:

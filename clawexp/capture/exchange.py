@@ -7,7 +7,7 @@ import numpy as np
 
 from clawexp.capture.meaning import meaning, tools_meaning
 from clawexp.capture.message import Answer, Request, Role
-from clawexp.records import Cause
+from clawexp.records import Cause, Edit
 
 Kind = Literal["main", "auxiliary"]
 
@@ -56,6 +56,10 @@ class Exchange:
     sequence: np.ndarray | None = None
     """int32 [prompt + sampled]. Where another call continues it, a view into that one's: n calls cost
     O(tokens)."""
+    edits: tuple[Edit, ...] = ()
+    """Made to what no call before it had."""
+    rewritten: bool = False
+    """Its answer is not what was sampled."""
     delivered: bool = True
     """False once the client is known to have left before its answer."""
     continued: bool = False
@@ -78,3 +82,12 @@ class Exchange:
         if not self.answers or len(view.messages) <= length or not (any_tools or view.tools == self.view.tools):
             return False
         return view.messages[length] in self.answers and view.messages[:length] == self.view.messages[:length]
+
+    def told(self, view: View) -> int:
+        """How many of the request's first messages are this call's and its answer."""
+        pairs = zip(self.view.messages, view.messages, strict=False)
+        length = next((place for place, (own, other) in enumerate(pairs) if own != other), -1)
+        if length >= 0:
+            return length
+        whole = min(len(self.view.messages), len(view.messages))
+        return whole + (whole < len(view.messages) and view.messages[whole] in self.answers)

@@ -23,6 +23,8 @@ def _classify(
 ) -> tuple[Cause, Kind]:
     for call in earlier:
         longer = matched is None or len(call.view.messages) > len(matched.view.messages)
+        if longer and call.rewritten and call.begins(view):
+            return "rewrite", call.kind
         if longer and call.view.roles[-1] in ("user", "system") and call.begins(view, dropped=1):
             return "reminder", call.kind
     if matched is not None:

@@ -18,9 +18,9 @@ from typing import Any, Self
 from clawexp.errors import JournalError
 from clawexp.records import Call, Edit, Span
 
-PLAIN = ("rollout_id", "call_id", "position", "dialect", "kind", "cause", "parent", "shared", "sampled_ids",
-"logprobs",
-         "finish_reason", "verdict", "requested", "submitted", "started", "finished", "engine_s")  # fmt: skip
+PLAIN = ("rollout_id", "call_id", "position", "dialect", "kind", "cause", "parent", "shared", "sampled_ids", "logprobs",
+         "finish_reason", "verdict", "requested", "submitted", "rewritten", "started", "finished",
+         "engine_s")  # fmt: skip
 
 
 class AppendLog:

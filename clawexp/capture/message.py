@@ -66,6 +66,10 @@ class Request:
     auxiliary: bool = False
     """The request itself shows that it is a question on the side: a title, a probe, a helper's turn."""
     edits: tuple[Edit, ...] = ()
+    message_edits: tuple[tuple[int, Edit], ...] = ()
+    """By the place of the message, or where it would stand: noted on the first call that has it."""
+    tool_edits: tuple[Edit, ...] = ()
+    """Noted on the first call with these tools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

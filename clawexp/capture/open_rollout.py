@@ -11,7 +11,9 @@ from typing import Any
 
 from clawexp.capture.conversation import Conversation
 from clawexp.capture.journal import CallJournal
+from clawexp.capture.raw import RawLog
 from clawexp.records import Call
+from clawexp.rule import NOTED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +34,16 @@ class OpenRollout:
     opening: Opening
     conversation: Conversation
     journal: CallJournal
+    raw: RawLog | None
+    """None where the experiment does not ask for it."""
     positions: int = 0
     """Given out so far, one to every request that is to be sampled."""
     committed: int = 0
     in_flight: int = 0
     causes: Counter[str] = field(default_factory=Counter)
     """Of committed calls."""
+    rules: Counter[str] = field(default_factory=Counter)
+    """Edits of committed calls, by the rule that made them."""
     counts: Counter[str] = field(default_factory=Counter)
     blocked: Counter[str] = field(default_factory=Counter)
     """Hosts that it tried to reach and may not, as `host:port`."""
@@ -71,8 +77,15 @@ class OpenRollout:
         await self.journal.commit(call)
         self.committed += 1
         self.causes[call.cause] += 1
+        self.rules.update(edit.rule.removeprefix(NOTED) for edit in call.edits if edit.rule.startswith(NOTED))
         if self.last is None or call.position > self.last.position:
             self.last = call
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.journal.close()
+        if self.raw is not None:
+            self.raw.close()
 
     def summary(self) -> Mapping[str, Any]:
         """Counts for the driver. `{"calls": 7, "forks": {"reminder": 1}, "capture_faults": 0, ...}`"""
@@ -83,6 +96,7 @@ class OpenRollout:
         return {
             "calls": self.committed,
             "forks": {cause: n for cause, n in self.causes.items() if cause not in ("root", "continue")},
+            "rules": dict(self.rules),
             **{name: self.counts[name] for name in names},
             "blocked": dict(self.blocked),
             "last_verdict": self.last.verdict if self.last else None,

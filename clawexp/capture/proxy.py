@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mitmproxy import master, options
 from mitmproxy.addons import core, errorcheck, next_layer, proxyserver, tlsconfig
@@ -20,12 +20,14 @@ from clawexp.capture.caller import Caller
 from clawexp.capture.generation import Sampler
 from clawexp.capture.passage import Passages
 from clawexp.capture.rendering import open_rendering
+from clawexp.capture.rules import Rules
 from clawexp.capture.service import CaptureService
 from clawexp.capture.socket_server import unix_socket
 from clawexp.capture.upstream import Upstream
 from clawexp.child import read_settings, say_ready
 from clawexp.engine.client import EngineClient
 from clawexp.errors import ClawexpError
+from clawexp.rule import read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,9 @@ class ProxyConfig:
     """Folder of the authority that signs for intercepted hosts; None: this process is no proxy for others."""
     cache: str | None
     """Folder of kept responses of allowed hosts."""
+    keep_raw: bool
+    rules: Any
+    """As `clawexp.rule.written` gives them."""
 
 
 def main() -> None:
@@ -72,8 +77,9 @@ async def serve(config: ProxyConfig) -> None:
             max_tokens=config.max_tokens,
             rendering=rendering,
             sampler=Sampler(engine, rendering.stop_ids, config.engine_retries),
+            rules=Rules(read(config.rules)),
         )
-        service = CaptureService(caller, config.max_calls, config.fsync)
+        service = CaptureService(caller, config.max_calls, config.fsync, config.keep_raw)
         passages = Passages(service.rollouts, config.allow_hosts, proxying=config.authority is not None)
         addon = CaptureAddon(service, passages, Upstream(Path(config.cache) if config.cache else None))
         proxy, servers = _proxy(addon, config.authority)

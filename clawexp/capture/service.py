@@ -17,6 +17,7 @@ from clawexp.capture.exchange import Exchange
 from clawexp.capture.journal import CallJournal
 from clawexp.capture.message import Refused, Reply, Request
 from clawexp.capture.open_rollout import Opening, OpenRollout
+from clawexp.capture.raw import RawLog, raw_path
 from clawexp.errors import CaptureError, EngineError, JournalError
 
 log = logging.getLogger(__name__)
@@ -50,10 +51,11 @@ class Served:
 class CaptureService:
     """All open rollouts of one process. Requests of one rollout are served concurrently."""
 
-    def __init__(self, caller: Caller, max_calls: int, fsync: bool) -> None:
+    def __init__(self, caller: Caller, max_calls: int, fsync: bool, keep_raw: bool) -> None:
         self._caller = caller
         self._max_calls = max_calls
         self._fsync = fsync
+        self._keep_raw = keep_raw
         self.rollouts: dict[str, OpenRollout] = {}
         """By key."""
 
@@ -64,7 +66,8 @@ class CaptureService:
             raise CaptureError(f"rollout {opening.rollout_id} is open already, or shares its key with one that is")
         journal = CallJournal(opening.journal, fsync=self._fsync)
         conversation = Conversation(self._caller.rendering)
-        self.rollouts[opening.key] = OpenRollout(opening=opening, conversation=conversation, journal=journal)
+        raw = RawLog(raw_path(opening.journal), opening.key) if self._keep_raw else None
+        self.rollouts[opening.key] = OpenRollout(opening=opening, conversation=conversation, journal=journal, raw=raw)
 
     async def close(self, rollout_id: str) -> Mapping[str, Any]:
         """Refuse the rollout's key from now on, wait for its calls in flight, and sum up. Raises
@@ -74,7 +77,7 @@ class CaptureService:
             raise CaptureError(f"rollout {rollout_id} is not open")
         rollout = self.rollouts.pop(keys[0])
         await rollout.idle.wait()
-        rollout.journal.close()
+        rollout.close()
         return rollout.summary()
 
     async def serve(self, incoming: Incoming) -> Served:
@@ -94,8 +97,11 @@ class CaptureService:
                 about = dialect.about(asked, self._caller.model)
                 if about is not None:
                     return Served(reply=about)
-                request = dialect.read(asked, incoming.body)
-                return await self._serve(rollout, dialect, incoming, request)
+                request = self._caller.rules.request(dialect.read(asked, incoming.body))
+                served = await self._serve(rollout, dialect, incoming, request)
+                if rollout.raw is not None and served.exchange is not None:
+                    await rollout.raw.keep(served.exchange.call_id, asked.path, incoming.body, served.reply)
+                return served
         except Refused as refused:
             return Served(reply=dialect.refuse(refused, stream=request is not None and request.stream))
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
@@ -22,7 +23,7 @@ from clawexp.compatibility import clashes
 from clawexp.errors import ConfigError
 from clawexp.spec import Experiment
 
-UNCOMPOSED = (HydraException, OmegaConfBaseException, ValueError)
+UNCOMPOSED = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
 """What Hydra and OmegaConf raise where a config cannot be composed or resolved."""
 ONE_VALUE = "several values; add -m to sweep over them, or write a list as key=[a,b]"
 

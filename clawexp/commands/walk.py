@@ -73,17 +73,21 @@ def _together(node: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]
 def _value(path: str, value: Any, hint: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping) and ("_target_" in value or isinstance(hint, type)):
         yield from problems_of(value, f"{path}.")
-    elif isinstance(value, Mapping) and value and all(_is_component(part) for part in value.values()):
+    elif isinstance(value, Mapping) and _holds_components(value):
         for key, part in value.items():
-            yield from problems_of(part, f"{path}.{key}.")
+            yield from _value(f"{path}.{key}", part, hint)
     elif isinstance(value, str) and value.startswith("${"):
         return
     else:
         yield from _fits(path, value, hint)
 
 
-def _is_component(value: Any) -> bool:
-    return isinstance(value, Mapping) and "_target_" in value
+def _holds_components(value: Mapping[str, Any]) -> bool:
+    """Whether these are components by name, or by two names."""
+    parts = value.values()
+    return bool(value) and all(
+        isinstance(part, Mapping) and ("_target_" in part or _holds_components(part)) for part in parts
+    )
 
 
 def _fits(path: str, value: Any, hint: Any) -> Iterator[tuple[str, str]]:

@@ -106,5 +106,7 @@ def options_of(**changes: Any) -> CaptureOptions:
         "workers": 1,
         "allow_hosts": (),
         "cache": False,
+        "keep_raw": False,
+        "rules": {},
     }
     return CaptureOptions(**options | changes)

@@ -32,6 +32,7 @@ def call(position: int, parent: Call | None, new_ids: tuple[int, ...], shared: i
         requested={"temperature": 0.2},
         submitted={"temperature": 1.0},
         edits=(Edit(rule="sampling.temperature", before=0.2, after=1.0),),
+        rewritten=position == 1,
         started=1.5,
         finished=2.5,
         engine_s=0.9,

@@ -161,6 +161,26 @@ def test_a_primary_config_of_the_users_own_is_checked_too(tmp_path: Path) -> Non
         check([], str(tmp_path / "nowhere"), "mine")
 
 
+RULE = """defaults: [config, _self_]
+capture:
+  rules:
+    mine:
+      clock: {_target_: clawexp.rule.Replace, part: user, tools: null, pattern: "((", by: ""}
+      log: {_target_: clawexp.rule.Block, part: user, tools: bash, pattern: x, notice: ""}
+"""
+
+
+def test_wrong_rules_are_listed_and_two_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(RULE)
+    with pytest.raises(ConfigError) as refused:
+        check([], str(tmp_path), "mine")
+    assert "capture.rules.mine.clock.pattern  is no regular expression: missing )" in str(refused.value)
+    assert "capture.rules.mine.log            tools: goes with part tool_result" in str(refused.value)
+    (tmp_path / "mine.yaml").write_text(RULE.replace("log:", "clock:"))
+    with pytest.raises(ConfigError, match="found duplicate key clock"):
+        check([], str(tmp_path), "mine")
+
+
 def test_a_refusal_is_two_lines_and_costs_no_torch(command_line: Run, tmp_path: Path) -> None:
     done = command_line("algo.lrr=1")
     assert (done.returncode, done.stdout) == (2, "")

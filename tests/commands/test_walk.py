@@ -64,6 +64,15 @@ def test_sections_within_sections_are_walked() -> None:
     ]
 
 
+def test_components_by_two_names_are_walked() -> None:
+    rule = {"_target_": "clawexp.rule.CapMaxTokens", "max_token": 3}
+    capture = {"_target_": "clawexp.spec.CaptureOptions", "rules": {"mine": {"short": rule}}}
+    assert list(problems_of(capture, "capture."))[-2:] == [
+        ("capture.rules.mine.short.max_token", "no such key; did you mean capture.rules.mine.short.max_tokens?"),
+        ("capture.rules.mine.short.max_tokens", "has no value; every key stands in the option's file"),
+    ]
+
+
 @pytest.mark.parametrize(
     "target", ["foo.Bar", "clawexp.spec.Nothing", "os.path", "clawexp.spec.Positive", "x", None, 3]
 )
