@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    # A driver of several threads dies thread by thread, and each death may signal: the second must not end the clearing.
+    # A driver of several threads dies thread by thread, and each death may signal: only the first may end the wait.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit()
 
