@@ -28,6 +28,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from clawexp.capture.caller import Caller
 from clawexp.capture.dialects.dialect import Asked
 from clawexp.capture.dialects.openai_messages import read_messages
@@ -51,7 +53,7 @@ WORDS = ("read", "the", "file", "naïve", "☕", "notes.txt", "x = 4", "42", "do
 class Bytes:
     """A rendering whose ids can be read: a turn is its JSON."""
 
-    stop_ids = (STOP,)
+    stop_ids: tuple[int, ...] = (STOP,)
     digest = "bytes"
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
@@ -66,14 +68,10 @@ class Bytes:
         return [*ids, ANSWER]
 
     def extend(
-        self,
-        previous_prompt_ids: Sequence[int],
-        previous_sampled_ids: Sequence[int],
-        new_messages: Sequence[Message],
-        tools: Tools,
+        self, prompt: np.ndarray, sampled: Sequence[int], new_messages: Sequence[Message], tools: Tools
     ) -> list[int]:
-        end = [] if previous_sampled_ids[-1] == STOP else [STOP]
-        return [*previous_prompt_ids, *previous_sampled_ids, *end, *self.turns(new_messages)]
+        end = [] if sampled[-1] == STOP else [STOP]
+        return [*end, *self.turns(new_messages)]
 
     def parse(self, sampled_ids: Sequence[int]) -> Parsed:
         text = bytes(number for number in sampled_ids if number < 256).decode(errors="replace")
@@ -113,7 +111,7 @@ class Drawn(Sampler):
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    async def sample(self, ids: Sequence[int], temperature: float, max_tokens: int, key: str) -> Generation:
+    async def sample(self, ids: np.ndarray, temperature: float, max_tokens: int, key: str) -> Generation:
         rng = self._rng
         for _ in range(rng.randint(0, 4)):
             await asyncio.sleep(0)
@@ -126,10 +124,10 @@ class Drawn(Sampler):
         cut = rng.random() < 0.05
         drawn = drawn[: rng.randint(1, len(drawn))] if cut else [*drawn, STOP]
         return Generation(
-            ids=drawn,
-            logprobs=[-rng.random() for _ in drawn],
+            ids=tuple(drawn),
+            logprobs=tuple(-rng.random() for _ in drawn),
             finish_reason="length" if cut else "stop",
-            spans=[Span(version=0, start=0, end=len(drawn))],
+            spans=(Span(version=0, start=0, end=len(drawn)),),
         )
 
 

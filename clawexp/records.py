@@ -205,11 +205,8 @@ ParseVerdict = Literal["text", "tool_calls", "malformed", "cut"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Call:
-    """One model call, exact to the token.
-
-    With a parent of prompt (1, 2) and sampled (3, 9), `shared=4`, prompt_ids `(1, 2, 3, 9, 5, 6)` continues it.
-    """
+class CallRecord:
+    """One model call but for its prompt, which stands in the journal as (parent, shared, new ids)."""
 
     rollout_id: str
     call_id: str
@@ -224,7 +221,6 @@ class Call:
     """The earlier call that shares the longest beginning."""
     shared: int
     """So many ids of this prompt are the parent's prompt and answer, from the start."""
-    prompt_ids: tuple[int, ...]
     sampled_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     """Of each sampled id under the sampling distribution; same length, never padded."""
@@ -243,6 +239,16 @@ class Call:
     """Seconds since the epoch."""
     finished: float = 0.0
     engine_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call(CallRecord):
+    """One model call, exact to the token.
+
+    With a parent of prompt (1, 2) and sampled (3, 9), `shared=4`, prompt_ids `(1, 2, 3, 9, 5, 6)` continues it.
+    """
+
+    prompt_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

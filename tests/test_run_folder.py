@@ -48,7 +48,7 @@ async def gathered(folder: RunFolder, step: int, number: int = 0, head: str = ""
     calls = (first, call(name, 1, first))
     journal = CallJournal(folder.calls / f"{name}.log", fsync=False)
     for each in calls:
-        await journal.commit(each)
+        await journal.commit(each, each.prompt_ids[each.shared :])
     journal.close()
     return Rollout(
         id=name,

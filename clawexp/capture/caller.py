@@ -14,7 +14,7 @@ from clawexp.capture.rendering import Rendering
 from clawexp.capture.rules import Rules
 from clawexp.capture.sampling import decide, room_for
 from clawexp.engine.client import Generation
-from clawexp.records import Call, Edit, ParseVerdict
+from clawexp.records import CallRecord, Edit, ParseVerdict
 
 FINISH: Mapping[ParseVerdict, Finish] = {
     "text": "stop",
@@ -67,10 +67,12 @@ class Caller:
         sampled = await self._sample(rollout, dialect, request, exchange, until_gone)
         parsed = self.rendering.parse(sampled.generation.ids)
         message, edits = self.rules.answer(_said(parsed, exchange))
+        exchange.call_id, exchange.rewritten = f"{rollout.opening.rollout_id}/{exchange.position}", bool(edits)
+        rollout.conversation.attach(exchange, sampled.generation.ids)
         call = _record(rollout, exchange, sampled, parsed.verdict, edits)
-        await rollout.commit(call)
+        await rollout.commit(call, exchange.prompt[exchange.shared :].tolist())
         answer = _answer(message, parsed.verdict, exchange, sampled)
-        rollout.conversation.settle(exchange, call.call_id, sampled.generation.ids, answer, rewritten=call.rewritten)
+        rollout.conversation.settle(exchange, answer)
         return answer
 
     async def _sample(
@@ -90,7 +92,7 @@ class Caller:
         begin = time.monotonic()
         with until_gone:
             generation = await self.sampler.sample(
-                exchange.prompt.tolist(), submitted["temperature"], submitted["max_tokens"], key
+                exchange.prompt, submitted["temperature"], submitted["max_tokens"], key
             )
         return Sampled(
             dialect=dialect,
@@ -117,19 +119,17 @@ def final_answer() -> Answer:
 
 def _record(
     rollout: OpenRollout, exchange: Exchange, sampled: Sampled, verdict: ParseVerdict, rewrites: tuple[Edit, ...]
-) -> Call:
-    parent, shared = rollout.conversation.attach(exchange)
+) -> CallRecord:
     generation = sampled.generation
-    return Call(
+    return CallRecord(
         rollout_id=rollout.opening.rollout_id,
-        call_id=f"{rollout.opening.rollout_id}/{exchange.position}",
+        call_id=exchange.call_id,
         position=exchange.position,
         dialect=sampled.dialect,
         kind=exchange.kind,
         cause=exchange.cause,
-        parent=parent.call_id if parent is not None else None,
-        shared=shared,
-        prompt_ids=tuple(exchange.prompt.tolist()),
+        parent=exchange.parent.call_id if exchange.parent is not None else None,
+        shared=exchange.shared,
         sampled_ids=tuple(generation.ids),
         logprobs=tuple(generation.logprobs),
         spans=tuple(generation.spans),
@@ -138,7 +138,7 @@ def _record(
         requested=sampled.requested,
         submitted=sampled.submitted,
         edits=(*exchange.edits, *sampled.edits, *rewrites),
-        rewritten=bool(rewrites),
+        rewritten=exchange.rewritten,
         started=sampled.started,
         finished=time.time(),
         engine_s=sampled.engine_s,

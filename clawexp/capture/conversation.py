@@ -10,6 +10,7 @@ import numpy as np
 
 from clawexp.capture.exchange import Exchange, View
 from clawexp.capture.fork import classify
+from clawexp.capture.lineage import Lineage
 from clawexp.capture.meaning import answer_meanings
 from clawexp.capture.message import Answer, Request
 from clawexp.capture.rendering import Rendering
@@ -22,37 +23,61 @@ class Conversation:
     def __init__(self, rendering: Rendering) -> None:
         self._rendering = rendering
         self._exchanges: list[Exchange] = []
+        self._lineage = Lineage()
         self._overflowed = False
 
     def arrive(self, request: Request, body: bytes, position: int) -> Exchange:
-        """Take a request in: its prompt ids, and how it stands to the calls before it. Raises Refused."""
+        """Take a request in: how it stands to the calls before it. `spell` gives it its prompt."""
         view = View.of(request)
-        matched = self._longest(view)
-        ids = self._extended(matched, request)
-        if matched is not None and ids is not None:
-            matched.continued = True
-            cause, kind = "continue", matched.kind
-        else:
-            ids = self._rendering.render(request.messages, request.tools)
-            for earlier in self._exchanges:
-                earlier.continued |= earlier.rewritten and earlier.begins(view)
-            cause, kind = classify(request, view, self._exchanges, matched, self._overflowed)
+        base = self._longest(view)
         exchange = Exchange(
             position=position,
             view=view,
             body=body,
-            cause=cause,
-            kind=kind,
-            prompt=np.asarray(ids, dtype=np.int32),
+            base=base,
+            cause="continue",
+            kind="main" if base is None else base.kind,
             edits=self._new_edits(request, view),
         )
+        if base is None:
+            self._fork(exchange, request, self._exchanges)
         self._exchanges.append(exchange)
         return exchange
 
+    def spell(self, exchange: Exchange, request: Request) -> None:
+        """Set the prompt of a request that has arrived. Raises Refused.
+
+        May be done in a thread while other requests are served.
+        """
+        base = exchange.base
+        added = self._added(base, request)
+        if base is not None and base.sequence is not None and added is not None:
+            base.continued = True
+            exchange.prompt = np.concatenate([base.sequence, np.asarray(added, dtype=np.int32)])
+            return
+        if base is not None:
+            self._fork(exchange, request, self._exchanges[: self._exchanges.index(exchange)])
+        exchange.prompt = np.asarray(self._rendering.render(request.messages, request.tools), dtype=np.int32)
+
+    def _fork(self, exchange: Exchange, request: Request, earlier: Sequence[Exchange]) -> None:
+        """Note why the request continues no call before it."""
+        for call in earlier:
+            call.continued |= call.rewritten and call.begins(exchange.view)
+        cause, kind = classify(request, exchange.view, earlier, exchange.base, self._overflowed)
+        exchange.cause, exchange.kind = cause, kind
+
+    def size_of(self, request: Request, exchange: Exchange | None) -> int:
+        """Characters that `spell` or `count` has to encode."""
+        known = 0 if exchange is None or exchange.base is None else len(exchange.base.view.messages) + 1
+        return sum(len(message.content) for message in request.messages[known:])
+
     def count(self, request: Request) -> int:
         """Tokens that the prompt of such a request has, by the same rendering. Raises Refused."""
-        ids = self._extended(self._longest(View.of(request)), request)
-        return len(ids if ids is not None else self._rendering.render(request.messages, request.tools))
+        base = self._longest(View.of(request))
+        added = self._added(base, request)
+        if base is not None and base.sequence is not None and added is not None:
+            return len(base.sequence) + len(added)
+        return len(self._rendering.render(request.messages, request.tools))
 
     @property
     def size(self) -> int:
@@ -67,33 +92,24 @@ class Conversation:
         """A request did not fit the context; what comes next without tools is compaction."""
         self._overflowed = True
 
-    def attach(self, exchange: Exchange) -> tuple[Exchange | None, int]:
-        """The committed call that shares the longest beginning with this prompt, and how many ids that is.
+    def attach(self, exchange: Exchange, sampled_ids: Sequence[int]) -> None:
+        """Find the call that shares the longest beginning with this prompt: `exchange.parent` and `shared`.
 
-        A prompt that begins with all of that call continues it, whatever the messages looked like.
+        A prompt that begins with all of that call continues it, whatever the messages looked like. From now on the
+        call is one that others may share ids with, so it must be the next to be written.
         """
-        best, longest = None, 0
-        for earlier in self._exchanges:
-            shared = 0 if earlier.sequence is None else _shared(earlier.sequence, exchange.prompt)
-            if shared > longest:
-                best, longest = earlier, shared
-        if best is not None and best.sequence is not None and longest == len(best.sequence) and not best.rewritten:
+        self._lineage.hang(exchange, sampled_ids)
+        parent = exchange.parent
+        if parent is None or parent.sequence is None or parent.rewritten:
+            return
+        if exchange.shared == len(parent.sequence):
             exchange.cause = "continue"
-        return best, longest
 
-    def settle(
-        self, exchange: Exchange, call_id: str, sampled_ids: Sequence[int], answer: Answer, *, rewritten: bool = False
-    ) -> None:
-        """Add what was sampled, once it is in the journal: later requests may build on it, unless the harness was told
+    def settle(self, exchange: Exchange, answer: Answer) -> None:
+        """Add an answer, once its call is in the journal: later requests may build on it, unless the harness was told
         something else."""
-        exchange.call_id, exchange.answer, exchange.rewritten = call_id, answer, rewritten
+        exchange.answer = answer
         exchange.answers = answer_meanings(answer.message)
-        sequence = np.concatenate([exchange.prompt, np.asarray(sampled_ids, dtype=np.int32)])
-        for earlier in self._exchanges:
-            if earlier.sequence is not None and _shared(earlier.sequence, sequence) == len(earlier.sequence):
-                earlier.sequence = sequence[: len(earlier.sequence)]
-                earlier.prompt = sequence[: len(earlier.prompt)]
-        exchange.prompt, exchange.sequence = sequence[: len(exchange.prompt)], sequence
         if exchange.kind == "main":
             self._overflowed = False
 
@@ -117,15 +133,15 @@ class Conversation:
         matches = [earlier for earlier in self._exchanges if not earlier.rewritten and earlier.begins(view)]
         return max(matches, key=lambda earlier: (len(earlier.view.messages), earlier.position), default=None)
 
-    def _extended(self, matched: Exchange | None, request: Request) -> list[int] | None:
-        """Prompt ids that continue `matched`; None where there is none or the template cannot."""
-        if matched is None:
+    def _added(self, base: Exchange | None, request: Request) -> list[int] | None:
+        """Ids that follow those of `base`; None where there is none or the template cannot."""
+        if base is None or base.sequence is None:
             return None
-        assert matched.sequence is not None
-        ids, num_prompt = matched.sequence.tolist(), len(matched.prompt)
-        prompt, sampled = ids[:num_prompt], ids[num_prompt:]
-        new_messages = request.messages[len(matched.view.messages) + 1 :]
-        return self._rendering.extend(prompt, sampled, new_messages, request.tools)
+        length = len(base.prompt)
+        new_messages = request.messages[len(base.view.messages) + 1 :]
+        return self._rendering.extend(
+            base.sequence[:length], base.sequence[length:].tolist(), new_messages, request.tools
+        )
 
     def _new_edits(self, request: Request, view: View) -> tuple[Edit, ...]:
         """Those of messages and tools that no committed call has: each is noted once."""
@@ -135,10 +151,3 @@ class Conversation:
         known = max((earlier.told(view) for earlier in committed), default=0)
         tools = () if any(earlier.view.tools == view.tools for earlier in committed) else request.tool_edits
         return (*tools, *(edit for place, edit in request.message_edits if place >= known))
-
-
-def _shared(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the longest common beginning."""
-    length = min(len(a), len(b))
-    differs = np.flatnonzero(a[:length] != b[:length])
-    return int(differs[0]) if len(differs) else length

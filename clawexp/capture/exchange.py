@@ -1,6 +1,9 @@
 """One call of a rollout as its later calls see it: what was asked, by meaning, and the exact ids."""
 
-from dataclasses import dataclass
+import hashlib
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal, Self
 
 import numpy as np
@@ -10,6 +13,7 @@ from clawexp.capture.message import Answer, Request, Role
 from clawexp.records import Cause, Edit
 
 Kind = Literal["main", "auxiliary"]
+NO_IDS = np.empty(0, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,14 +22,18 @@ class View:
 
     messages: tuple[bytes, ...]
     """Digest of each message's meaning."""
+    beginnings: tuple[bytes, ...]
+    """Digest of the first 1, 2, ... messages: equal beginnings are found without a look at each."""
     roles: tuple[Role, ...]
     tools: bytes
     has_tools: bool
 
     @classmethod
     def of(cls, request: Request) -> Self:
+        messages = tuple(meaning(message) for message in request.messages)
         return cls(
-            messages=tuple(meaning(message) for message in request.messages),
+            messages=messages,
+            beginnings=tuple(accumulate(messages, _chained)),
             roles=tuple(message.role for message in request.messages),
             tools=tools_meaning(request.tools),
             has_tools=bool(request.tools),
@@ -45,10 +53,19 @@ class Exchange:
     view: View
     body: bytes
     """Digest of the request's bytes."""
+    base: "Exchange | None"
+    """The call that the request continues by what its messages mean."""
     cause: Cause
     kind: Kind
-    prompt: np.ndarray
-    """int32 [prompt]. After the commit a view into `sequence`."""
+    prompt: np.ndarray = field(default_factory=lambda: NO_IDS)
+    """int32 [prompt]; empty until it is spelt. After the call a view into `sequence`."""
+    parent: "Exchange | None" = None
+    """The call that shares the longest beginning with this one's prompt, to the token."""
+    shared: int = 0
+    """So many ids."""
+    left: int = 0
+    """Where prompt and answer together leave the parent's ids."""
+    children: "list[Exchange]" = field(default_factory=list)
     call_id: str = ""
     answer: Answer | None = None
     answers: frozenset[bytes] = frozenset()
@@ -81,13 +98,17 @@ class Exchange:
         length = len(self.view.messages) - dropped
         if not self.answers or len(view.messages) <= length or not (any_tools or view.tools == self.view.tools):
             return False
-        return view.messages[length] in self.answers and view.messages[:length] == self.view.messages[:length]
+        if view.messages[length] not in self.answers:
+            return False
+        return not length or view.beginnings[length - 1] == self.view.beginnings[length - 1]
 
     def told(self, view: View) -> int:
         """How many of the request's first messages are this call's and its answer."""
-        pairs = zip(self.view.messages, view.messages, strict=False)
-        length = next((place for place, (own, other) in enumerate(pairs) if own != other), -1)
-        if length >= 0:
-            return length
-        whole = min(len(self.view.messages), len(view.messages))
-        return whole + (whole < len(view.messages) and view.messages[whole] in self.answers)
+        length = min(len(self.view.messages), len(view.messages))
+        if self.view.beginnings[length - 1] != view.beginnings[length - 1]:
+            return bisect_left(range(length), True, key=lambda n: self.view.beginnings[n] != view.beginnings[n])
+        return length + (length < len(view.messages) and view.messages[length] in self.answers)
+
+
+def _chained(before: bytes, message: bytes) -> bytes:
+    return hashlib.sha256(before + message).digest()

@@ -5,6 +5,8 @@ import logging
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from clawexp.engine.client import EngineClient, Generation
 from clawexp.errors import CaptureError, EngineError
 from clawexp.records import LOGPROB_ROUNDING
@@ -23,8 +25,8 @@ class Sampler:
         self._stop_ids = tuple(stop_ids)
         self._retries = retries
 
-    async def sample(self, ids: Sequence[int], temperature: float, max_tokens: int, key: str) -> Generation:
-        """One checked generation.
+    async def sample(self, ids: np.ndarray, temperature: float, max_tokens: int, key: str) -> Generation:
+        """One checked generation for a prompt, int32 [prompt].
 
         Raises EngineError once `retries` further tries have failed too, CaptureError at once where the answer
         came but cannot be trusted: another try would give the same.
@@ -37,7 +39,7 @@ class Sampler:
             await asyncio.sleep(min(FIRST_PAUSE_S * 2**failures, LONGEST_PAUSE_S))
         return await self._once(ids, temperature, max_tokens, key)
 
-    async def _once(self, ids: Sequence[int], temperature: float, max_tokens: int, key: str) -> Generation:
+    async def _once(self, ids: np.ndarray, temperature: float, max_tokens: int, key: str) -> Generation:
         generation = await self._engine.generate(
             ids, temperature=temperature, max_tokens=max_tokens, stop_ids=self._stop_ids, key=key
         )

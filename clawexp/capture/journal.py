@@ -9,14 +9,14 @@ import asyncio
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from clawexp.errors import JournalError
-from clawexp.records import Call, Edit, Span
+from clawexp.records import Call, CallRecord, Edit, Span
 
 PLAIN = ("rollout_id", "call_id", "position", "dialect", "kind", "cause", "parent", "shared", "sampled_ids", "logprobs",
          "finish_reason", "verdict", "requested", "submitted", "rewritten", "started", "finished",
@@ -92,13 +92,15 @@ class CallJournal(AppendLog):
                 f"{path} already holds calls of an earlier attempt; remove it or take another rollout id"
             )
 
-    async def commit(self, call: Call) -> None:
-        """Append a call; durable at return. Its parent must be in the log already. Raises JournalError.
+    async def commit(self, call: CallRecord, new_ids: Sequence[int]) -> None:
+        """Append a call whose prompt ends with `new_ids`; durable at return. Raises JournalError.
+
+        Its parent must be in the log already: calls are written in the order in which this is called.
 
         A busy disk takes milliseconds to sync, so other rollouts go on meanwhile.
         """
         with self._closed_on_error():
-            self._write(_written(call))
+            self._write(_written(call, new_ids))
             if self._fsync:
                 await asyncio.to_thread(os.fsync, self._file)
 
@@ -145,9 +147,9 @@ def _record(line: bytes) -> dict[str, Any] | None:
     return json.loads(body) if checksum == b"%08x" % zlib.crc32(body) else None
 
 
-def _written(call: Call) -> dict[str, Any]:
+def _written(call: CallRecord, new_ids: Sequence[int]) -> dict[str, Any]:
     record = {name: getattr(call, name) for name in PLAIN}
-    record["new_ids"] = call.prompt_ids[call.shared :]
+    record["new_ids"] = new_ids
     record["spans"] = [(span.version, span.start, span.end) for span in call.spans]
     record["edits"] = [(edit.rule, edit.before, edit.after) for edit in call.edits]
     return record

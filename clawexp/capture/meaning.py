@@ -15,6 +15,7 @@ from clawexp.capture.message import Message, ToolCall, Tools
 
 EXACT = 2**53
 """JavaScript's numbers are doubles: beyond this, integers come back from a harness rounded."""
+SORTED = json.JSONEncoder(sort_keys=True)
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -23,7 +24,10 @@ def meaning(message: Message) -> bytes:
     assistant = message.role == "assistant"
     content = message.content.strip() if assistant else message.content
     calls = [(call.name, _plain(_value(call.arguments))) for call in message.tool_calls]
-    return _digest([message.role, content, message.reasoning.strip(), calls])
+    told = SORTED.encode(calls) if calls else ""
+    parts = (message.role, content, message.reasoning.strip(), told)
+    sizes = ",".join(str(len(part)) for part in parts)  # so that no text can pass for another part
+    return hashlib.sha256("".join((sizes, *parts)).encode("utf-8", "surrogatepass")).digest()
 
 
 def answer_meanings(message: Message) -> frozenset[bytes]:
@@ -75,7 +79,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
         return int(value)
     return value
-
-
-def _digest(value: Any) -> bytes:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()

@@ -3,7 +3,7 @@ closed."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from clawexp.capture.conversation import Conversation
 from clawexp.capture.journal import CallJournal
 from clawexp.capture.raw import RawLog
-from clawexp.records import Call
+from clawexp.records import CallRecord
 from clawexp.rule import NOTED
 
 
@@ -49,7 +49,7 @@ class OpenRollout:
     """Hosts that it tried to reach and may not, as `host:port`."""
     state: bytes = b""
     """Digest of what it may have changed at allowed hosts."""
-    last: Call | None = None
+    last: CallRecord | None = None
     """The committed call of the highest position."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -72,9 +72,9 @@ class OpenRollout:
         position, self.positions = self.positions, self.positions + 1
         return position
 
-    async def commit(self, call: Call) -> None:
+    async def commit(self, call: CallRecord, new_ids: Sequence[int]) -> None:
         """Write the call; durable at return. Raises JournalError."""
-        await self.journal.commit(call)
+        await self.journal.commit(call, new_ids)
         self.committed += 1
         self.causes[call.cause] += 1
         self.rules.update(edit.rule.removeprefix(NOTED) for edit in call.edits if edit.rule.startswith(NOTED))

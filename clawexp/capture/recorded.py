@@ -70,12 +70,15 @@ class Replayer:
         asked = _asked(row)
         dialect = next(each for each in DIALECTS if each.serves(asked))
         body = json.dumps(row["body"]).encode()
-        exchange = conversation.arrive(dialect.read(asked, body), hashlib.sha256(body).digest(), position)
-        conversation.attach(exchange)
+        request = dialect.read(asked, body)
+        exchange = conversation.arrive(request, hashlib.sha256(body).digest(), position)
+        conversation.spell(exchange, request)
         said = _said(dialect, asked, row["reply"])
         ids = self.tokenizer.encode(_written(said) + STOP)
         answer = Answer(id="", created=0, message=said, finish="stop", prompt_tokens=0, sampled_tokens=len(ids))
-        conversation.settle(exchange, str(position), ids, answer)
+        exchange.call_id = str(position)
+        conversation.attach(exchange, ids)
+        conversation.settle(exchange, answer)
         return exchange
 
 

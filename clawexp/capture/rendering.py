@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, cast
 
+import numpy as np
 import renderers
 from renderers.base import Message as RenderedMessage
 from renderers.base import ParsedToolCall, ToolCallParseStatus, ToolSpec
@@ -21,9 +22,12 @@ from clawexp.capture.template import TemplateRendering
 from clawexp.capture.tokenizer import Tokenizer
 from clawexp.errors import ConfigError
 
+BLOCK = 4096
+"""Ids that are searched at once."""
+
 
 class Rendering(Protocol):
-    """Conversation <-> tokens of one model."""
+    """Conversation <-> tokens of one model. Stateless: several threads may render at once."""
 
     stop_ids: tuple[int, ...]
     """Each ends an answer."""
@@ -37,15 +41,14 @@ class Rendering(Protocol):
 
     def extend(
         self,
-        previous_prompt_ids: Sequence[int],
-        previous_sampled_ids: Sequence[int],
+        prompt: np.ndarray,
+        sampled: Sequence[int],
         new_messages: Sequence[Message],
         tools: Tools,
     ) -> list[int] | None:
-        """Prompt and answer of an earlier call, then `new_messages`; the ids begin with the earlier ones
-        exactly.
+        """The ids that come after prompt and answer of an earlier call where `new_messages` follow.
 
-        None where the template cannot continue them so.
+        `prompt`: int32 [prompt]. None where the template cannot continue those ids as they are.
         """
         ...
 
@@ -73,22 +76,20 @@ class Qwen3Rendering:
 
     def extend(
         self,
-        previous_prompt_ids: Sequence[int],
-        previous_sampled_ids: Sequence[int],
+        prompt: np.ndarray,
+        sampled: Sequence[int],
         new_messages: Sequence[Message],
         tools: Tools,
     ) -> list[int] | None:
         # The bridge looks back no further than the turn that the prompt opens; the rest need not pass through it.
-        backwards = range(len(previous_prompt_ids) - 1, -1, -1)
-        turn = next((i for i in backwards if previous_prompt_ids[i] in self.stop_ids), 0)
-        opening = list(previous_prompt_ids[turn:])
+        opening = prompt[_last(prompt, self.stop_ids) :].tolist()
         bridge = self._renderer.bridge_to_next_turn(
-            opening, list(previous_sampled_ids), _rendered(new_messages), tools=_specs(tools)
+            opening, list(sampled), _rendered(new_messages), tools=_specs(tools)
         )
-        previous = [*opening, *previous_sampled_ids]
+        previous = [*opening, *sampled]
         if bridge is None or bridge.token_ids[: len(previous)] != previous:
             return None
-        return [*previous_prompt_ids[:turn], *bridge.token_ids]
+        return bridge.token_ids[len(previous) :]
 
     def parse(self, sampled_ids: Sequence[int]) -> Parsed:
         ids = list(sampled_ids)
@@ -104,6 +105,16 @@ class Qwen3Rendering:
         reasoning = response.reasoning_content or ""
         found = Parsed(content=response.content, reasoning=reasoning, tool_calls=(), verdict="text")
         return judge(text, ended, found, attempts)
+
+
+def _last(ids: np.ndarray, wanted: Sequence[int]) -> int:
+    """Where one of `wanted` stands last; 0 where none does. It is looked for from the end."""
+    for end in range(len(ids), 0, -BLOCK):
+        begin = max(0, end - BLOCK)
+        found = np.flatnonzero(np.isin(ids[begin:end], wanted))
+        if len(found):
+            return begin + int(found[-1])
+    return 0
 
 
 def open_rendering(folder: Path, kind: Literal["qwen3", "template"]) -> Rendering:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from clawexp.capture.caller import Caller, final_answer
 from clawexp.capture.conversation import Conversation
@@ -22,6 +22,10 @@ from clawexp.errors import CaptureError, EngineError, JournalError
 
 log = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
+
+LONG_TEXT = 16_384
+"""Characters that take a few milliseconds to encode."""
 LONGEST_BODY = 32 * 2**20
 """Bytes. The longest context in tokens is far shorter; what is longer would only keep others waiting."""
 
@@ -108,7 +112,8 @@ class CaptureService:
     async def _serve(self, rollout: OpenRollout, dialect: Dialect, incoming: Incoming, request: Request) -> Served:
         model = self._caller.model
         if isinstance(dialect, Counting) and dialect.counts(incoming.asked):
-            return Served(reply=dialect.count(rollout.conversation.count(request)))
+            size = rollout.conversation.size_of(request, None)
+            return Served(reply=dialect.count(await _aside(size, rollout.conversation.count, request)))
         if request.stream:
             incoming.may_ping(dialect.ping)
         body = hashlib.sha256(incoming.body).digest()
@@ -121,11 +126,18 @@ class CaptureService:
             return Served(reply=dialect.answer(request, final_answer(), model))
         exchange = rollout.conversation.arrive(request, body, rollout.take_position())
         try:
+            size = rollout.conversation.size_of(request, exchange)
+            await _aside(size, rollout.conversation.spell, exchange, request)
             answer = await self._caller.call(rollout, dialect.name, request, exchange, incoming.until_gone)
         finally:
             if exchange.answer is None:
                 rollout.conversation.leave(exchange)
         return Served(reply=dialect.answer(request, answer, model), exchange=exchange)
+
+
+async def _aside(size: int, work: Callable[..., Result], *args: Any) -> Result:
+    """Do work that encodes `size` characters: many of them in a thread, so that others are served meanwhile."""
+    return await asyncio.to_thread(work, *args) if size > LONG_TEXT else work(*args)
 
 
 def _unserved(asked: Asked, body: bytes, *, known: bool) -> Refused | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -44,8 +45,8 @@ class TemplateRendering:
 
     def extend(
         self,
-        previous_prompt_ids: Sequence[int],
-        previous_sampled_ids: Sequence[int],
+        prompt: np.ndarray,
+        sampled: Sequence[int],
         new_messages: Sequence[Message],
         tools: Tools,
     ) -> list[int] | None:
@@ -55,9 +56,9 @@ class TemplateRendering:
         if after is None:
             return None
         stop, text = after
-        if previous_sampled_ids and previous_sampled_ids[-1] in self.stop_ids:
+        if sampled and sampled[-1] in self.stop_ids:
             text = text.removeprefix(stop)
-        return [*previous_prompt_ids, *previous_sampled_ids, *self._tokenizer.encode(text)]
+        return self._tokenizer.encode(text)
 
     def parse(self, sampled_ids: Sequence[int]) -> Parsed:
         ended = bool(sampled_ids) and sampled_ids[-1] in self.stop_ids

@@ -36,7 +36,9 @@ class Tokenizer:
         # Programs cut their output inside a surrogate pair, JSON carries the half over, and no tokenizer
         # takes it.
         whole = text.encode("utf-8", "replace").decode()
-        return self._backend.encode(whole, add_special_tokens=add_special_tokens).ids
+        # Of one text, but without Python's lock: a long text is encoded in a thread, and others go on.
+        (encoded,) = self._backend.encode_batch_fast([whole], add_special_tokens=add_special_tokens)
+        return encoded.ids
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str:
         return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from clawexp.capture.message import Message
 from clawexp.capture.rendering import Qwen3Rendering
 from clawexp.capture.tokenizer import Tokenizer
@@ -98,10 +100,10 @@ def demonstrate(text: Text, sketch: Sketch, rendering: Qwen3Rendering, tokenizer
         result = sketch.result(name, arguments, files)
         if name == "write":
             files[arguments["path"]] = arguments["content"]
-        longer = rendering.extend(prompt, answer, [Message(role="tool", content=result)], tools)
-        assert longer is not None, "a tool result always continues a closed answer"
-        sampled += [True] * len(answer) + [False] * (len(longer) - len(prompt) - len(answer))
-        prompt = longer
+        added = rendering.extend(np.array(prompt), answer, [Message(role="tool", content=result)], tools)
+        assert added is not None, "a tool result always continues a closed answer"
+        sampled += [True] * len(answer) + [False] * len(added)
+        prompt += [*answer, *added]
     closing = [*tokenizer.encode(CLOSING), tokenizer.eos_token_id or 0]
     return Demonstration(prompt + closing, sampled + [True] * len(closing))
 

@@ -32,15 +32,18 @@ class Talk:
             messages=tuple(messages), tools=tools, requested={}, max_tokens=None, stream=False, stream_usage=False
         )
         self.position += 1
-        return self.conversation.arrive(request, body, self.position - 1)
+        exchange = self.conversation.arrive(request, body, self.position - 1)
+        self.conversation.spell(exchange, request)
+        return exchange
 
     def answer(self, exchange: Exchange, text: str) -> Message:
         ids = self.tokenizer.encode(f"{text}<|im_end|>")
         parsed = self.rendering.parse(ids)
         message = Message(role="assistant", content=parsed.content, tool_calls=parsed.tool_calls)
         answer = Answer(id="", created=0, message=message, finish="stop", prompt_tokens=0, sampled_tokens=len(ids))
-        self.conversation.attach(exchange)
-        self.conversation.settle(exchange, f"r/{exchange.position}", ids, answer)
+        exchange.call_id = f"r/{exchange.position}"
+        self.conversation.attach(exchange, ids)
+        self.conversation.settle(exchange, answer)
         return message
 
     def say(self, text: str, messages: Sequence[Message], tools: Tools = ()) -> Message:
@@ -62,7 +65,8 @@ def test_the_longest_earlier_call_is_continued_whatever_came_between(talk: Talk)
     second = talk.say(CALL, [TASK, first, RESULT])
     talk.say("aside", [Message(role="user", content="title?")])
     third = talk.arrive([TASK, first, RESULT, second, RESULT])
-    parent, shared = talk.conversation.attach(third)
+    talk.conversation.attach(third, [1])
+    parent, shared = third.parent, third.shared
     assert third.cause == "continue"
     assert parent is not None
     assert parent.position == 1
@@ -154,7 +158,8 @@ def test_changed_history_is_a_rewrite(talk: Talk) -> None:
 def test_answers_put_in_between_are_a_rewrite_that_still_shares_tokens(talk: Talk) -> None:
     first = talk.say("fine", [SYSTEM, TASK])
     exchange = talk.arrive([SYSTEM, TASK, first, TASK, Message(role="assistant", content="added"), TASK])
-    parent, shared = talk.conversation.attach(exchange)
+    talk.conversation.attach(exchange, [1])
+    parent, shared = exchange.parent, exchange.shared
     # Rendered anew, the answer has the same ids here, so the prompt does begin with the whole call.
     assert exchange.cause == "continue"
     assert parent is not None

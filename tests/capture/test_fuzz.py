@@ -37,7 +37,7 @@ def test_every_prompt_of_random_harnesses_is_the_oracles(fuzz: ModuleType, tmp_p
 def test_a_matcher_that_always_forks_is_found_out(
     fuzz: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Conversation, "_extended", lambda *_: None)
+    monkeypatch.setattr(Conversation, "_added", lambda *_: None)
     _, wrong = fuzz.play(str(tmp_path), range(20))
     assert "another prompt than the oracle's" in wrong
 
@@ -56,12 +56,12 @@ def test_a_matcher_that_takes_any_earlier_call_is_found_out(
 def test_an_answer_that_is_encoded_again_is_found_out(
     fuzz: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exact = Conversation._extended
+    exact = Conversation.spell
 
-    def again(self: Conversation, matched: Exchange | None, request: Request) -> list[int] | None:
-        ids = exact(self, matched, request)
-        return ids and [number for number in ids if number != fuzz.FILLER]
+    def again(self: Conversation, exchange: Exchange, request: Request) -> None:
+        exact(self, exchange, request)
+        exchange.prompt = exchange.prompt[exchange.prompt != fuzz.FILLER]
 
-    monkeypatch.setattr(Conversation, "_extended", again)
+    monkeypatch.setattr(Conversation, "spell", again)
     _, wrong = fuzz.play(str(tmp_path), range(20))
     assert "another prompt than the oracle's" in wrong

@@ -51,7 +51,7 @@ def write(path: Path, calls: list[Call] | None = None) -> list[Call]:
     async def commit() -> None:
         with CallJournal(path, fsync=True) as journal:
             for each in calls:
-                await journal.commit(each)
+                await journal.commit(each, each.prompt_ids[each.shared :])
 
     asyncio.run(commit())
     return calls

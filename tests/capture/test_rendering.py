@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,14 +28,14 @@ def test_a_prompt_ends_where_the_model_answers_without_thinking(qwen3: Qwen3Rend
 
 @settings(max_examples=50, deadline=None)
 @given(later=LATER, sampled=st.lists(st.integers(0, 255), max_size=8), ended=st.booleans())
-def test_what_is_appended_never_changes_what_was_there(
+def test_what_is_appended_does_not_depend_on_what_was_sampled(
     qwen3: Qwen3Rendering, later: list[Message], sampled: list[int], ended: bool
 ) -> None:
-    prompt = qwen3.render([USER], ())
+    prompt = np.array(qwen3.render([USER], ()))
     ids = [*(token for token in sampled if token not in qwen3.stop_ids), *([qwen3.stop_ids[0]] if ended else [])]
-    extended = qwen3.extend(prompt, ids, later, ())
-    assert extended is not None
-    assert extended[: len(prompt) + len(ids)] == [*prompt, *ids]
+    added, usual = qwen3.extend(prompt, ids, later, ()), qwen3.extend(prompt, [qwen3.stop_ids[0]], later, ())
+    assert usual is not None
+    assert added == [*([] if ended else [qwen3.stop_ids[0]]), *usual]
 
 
 def test_extending_with_canonical_ids_is_rendering_the_whole(qwen3: Qwen3Rendering, tokenizer: Tokenizer) -> None:
@@ -44,12 +45,14 @@ def test_extending_with_canonical_ids_is_rendering_the_whole(qwen3: Qwen3Renderi
         'Reading.\n<tool_call>\n{"name": "read", "arguments": {"path": "a", "n": 1}}\n</tool_call><|im_end|>'
     )
     later = [Message(role="tool", content="x = 4"), Message(role="tool", content="y"), USER]
-    extended = qwen3.extend(qwen3.render([USER], (TOOL,)), sampled, later, (TOOL,))
-    assert extended == qwen3.render([USER, answer, *later], (TOOL,))
+    prompt = qwen3.render([USER], (TOOL,))
+    added = qwen3.extend(np.array(prompt), sampled, later, (TOOL,))
+    assert added is not None
+    assert [*prompt, *sampled, *added] == qwen3.render([USER, answer, *later], (TOOL,))
 
 
 def test_an_answer_that_was_not_sampled_cannot_be_appended(qwen3: Qwen3Rendering) -> None:
-    prompt = qwen3.render([USER], ())
+    prompt = np.array(qwen3.render([USER], ()))
     assert qwen3.extend(prompt, [qwen3.stop_ids[0]], [Message(role="assistant", content="no")], ()) is None
 
 

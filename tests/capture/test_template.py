@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from clawexp.capture.message import Message, Refused, ToolCall
@@ -36,19 +37,20 @@ def test_extending_canonical_ids_is_rendering_the_whole(template: TemplateRender
     later = [Message(role="tool", content="x = 4"), USER]
     prompt, sampled = template.render([USER], ()), tokenizer.encode("Reading.<|im_end|>")
     whole = template.render([USER, Message(role="assistant", content="Reading."), *later], ())
-    assert template.extend(prompt, sampled, later, ()) == whole
+    added = template.extend(np.array(prompt), sampled, later, ())
+    assert added is not None
+    assert [*prompt, *sampled, *added] == whole
     cut = tokenizer.encode("Reading.")
-    extended = template.extend(prompt, cut, later, ())
-    assert extended is not None
-    assert extended[: len(prompt) + len(cut)] == [*prompt, *cut]
-    assert tokenizer.decode(extended) == tokenizer.decode(whole)
+    added = template.extend(np.array(prompt), cut, later, ())
+    assert added is not None
+    assert tokenizer.decode([*prompt, *cut, *added]) == tokenizer.decode(whole)
 
 
 def test_what_the_template_refuses_is_refused_with_its_words(template: TemplateRendering) -> None:
     late = Message(role="system", content="late")
     with pytest.raises(Refused, match="System must be first"):
         template.render([USER, late], ())
-    assert template.extend(template.render([USER], ()), list(template.stop_ids), [late], ()) is None
+    assert template.extend(np.array(template.render([USER], ())), list(template.stop_ids), [late], ()) is None
 
 
 def test_a_template_that_rewrites_the_past_cannot_be_continued(
@@ -60,7 +62,7 @@ def test_a_template_that_rewrites_the_past_cannot_be_continued(
         "{{ messages | length }}{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
     )
     rewriting = TemplateRendering(tokenizer, tmp_path)
-    assert rewriting.extend(rewriting.render([USER], ()), list(rewriting.stop_ids), [USER, USER], ()) is None
+    assert rewriting.extend(np.array(rewriting.render([USER], ())), list(rewriting.stop_ids), [USER, USER], ()) is None
 
 
 def test_templates_run_in_a_sandbox(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -1,8 +1,16 @@
+import numpy as np
 import pytest
 from played import FOLDER, READ, RENDERING, STOP, TOKENIZER, TOOLS, WRITE, asked, says
 
 from clawexp.capture.message import Message
 from clawexp.engine.script import CLOSING, Script, Unplayable, tool_call_text
+
+
+def followed(prompt: list[int], answer: list[int], result: str) -> list[int]:
+    """The next prompt, after a tool has given its result."""
+    added = RENDERING.extend(np.array(prompt), answer, [Message(role="tool", content=result)], TOOLS)
+    assert added is not None
+    return [*prompt, *answer, *added]
 
 
 def test_a_solution_is_played_call_by_call_in_the_harness_s_words() -> None:
@@ -19,9 +27,7 @@ def test_a_solution_is_played_call_by_call_in_the_harness_s_words() -> None:
         assert TOKENIZER.decode(answer[:-1]) == text
         parsed = RENDERING.parse(answer)
         assert parsed.verdict == ("text" if text == CLOSING else "tool_calls")
-        longer = RENDERING.extend(prompt, answer, [Message(role="tool", content="ok")], TOOLS)
-        assert longer is not None
-        prompt = longer
+        prompt = followed(prompt, answer, "ok")
 
 
 def test_one_script_serves_many_conversations_at_once_and_a_prompt_that_begins_anew() -> None:
@@ -49,9 +55,7 @@ def test_fixed_calls_are_played_whatever_the_task() -> None:
     script = Script(FOLDER, [READ])
     prompt = asked("Anything.")
     assert says(script, prompt) == tool_call_text("Read", {"file_path": "a.txt"})
-    longer = RENDERING.extend(prompt, script.answer(prompt, [STOP]), [Message(role="tool", content="x")], TOOLS)
-    assert longer is not None
-    assert says(script, longer) == CLOSING
+    assert says(script, followed(prompt, script.answer(prompt, [STOP]), "x")) == CLOSING
 
 
 def test_what_cannot_be_played_is_said() -> None:
