@@ -1,12 +1,13 @@
 """Append-only logs that survive a kill at any moment, and the log of one rollout's calls.
 
-A record is one line: the CRC-32 of the rest in hex, a space, compact JSON. The last line may be torn; any
-other fault is an error. A call's prompt is stored as (parent, shared, new ids), so that a rollout of n calls
+A record is one line: the CRC-32 of the rest in hex, a space, compact JSON. The last line may be torn, which is
+logged as a warning; any other fault is an error. A call's prompt is stored as (parent, shared, new ids), so that a rollout of n calls
 costs O(tokens).
 """
 
 import asyncio
 import json
+import logging
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,13 +19,15 @@ from typing import Any, Self
 from clawexp.errors import JournalError
 from clawexp.records import Call, CallRecord, Edit, Span
 
+log = logging.getLogger(__name__)
+
 PLAIN = ("rollout_id", "call_id", "position", "dialect", "kind", "cause", "parent", "shared", "sampled_ids", "logprobs",
          "finish_reason", "verdict", "requested", "submitted", "rewritten", "started", "finished",
          "engine_s")  # fmt: skip
 
 
 class AppendLog:
-    """A log open for appending; a torn tail that an earlier process left is cut off first."""
+    """A log open for appending; a torn tail that an earlier process left is cut off first, and named."""
 
     def __init__(self, path: Path, *, fsync: bool) -> None:
         """With `fsync` a record survives the machine's end, without it the process's. Raises JournalError."""
@@ -35,7 +38,7 @@ class AppendLog:
         except OSError as error:
             raise JournalError(f"{path} cannot be opened for appending: {error}") from error
         with self._closed_on_error():
-            _cut_torn_tail(self._file)
+            _cut_torn_tail(self._file, path)
             if fsync:
                 _sync_folder(path.parent)
 
@@ -106,7 +109,7 @@ class CallJournal(AppendLog):
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a log, in order, without a torn tail. Raises JournalError with file and line."""
+    """The records of a log, in order, without a torn tail, which is named. Raises JournalError with file and line."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -117,7 +120,9 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
         record = _record(line) if number < len(lines) - 1 else None
         if record is not None:
             yield record
-        elif number < last:
+        elif number == last:
+            _name_torn_tail(path, number + 1, len(line))
+        else:
             raise JournalError(
                 f"{path}, line {number + 1}: its checksum is wrong; the file was changed or the disk is bad"
             )
@@ -168,19 +173,30 @@ def _read(record: Mapping[str, Any], sequences: Mapping[str, tuple[int, ...]]) -
     )
 
 
-def _cut_torn_tail(file: int) -> None:
-    """Drop what follows the last whole line: a later record behind it would make it a fault in the middle."""
-    end = os.fstat(file).st_size
-    at = end
+def _cut_torn_tail(file: int, path: Path) -> None:
+    """Drop a last line that is not whole: a later record behind it would make it a fault in the middle."""
+    begin = _begin_of_last_line(file)
+    line = os.pread(file, os.fstat(file).st_size - begin, begin)
+    if not line or (line.endswith(b"\n") and _record(line[:-1]) is not None):
+        return
+    _name_torn_tail(path, path.read_bytes()[:begin].count(b"\n") + 1, len(line))
+    os.ftruncate(file, begin)
+
+
+def _begin_of_last_line(file: int) -> int:
+    """Offset in bytes; the newline that ends the file begins no line."""
+    at = os.fstat(file).st_size - 1
     while at > 0:
         begin = max(0, at - 65536)
         newline = os.pread(file, at - begin, begin).rfind(b"\n")
         if newline >= 0:
-            at = begin + newline + 1
-            break
+            return begin + newline + 1
         at = begin
-    if at < end:
-        os.ftruncate(file, at)
+    return 0
+
+
+def _name_torn_tail(path: Path, line: int, size: int) -> None:
+    log.warning("%s, line %d: a record was cut off when it was written; its %d bytes are dropped", path, line, size)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,6 +2,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -71,12 +72,16 @@ def test_a_prompt_is_stored_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 2, 50])
-def test_a_torn_tail_is_dropped_and_all_before_it_kept(tmp_path: Path, lost: int) -> None:
+def test_a_torn_tail_is_named_and_dropped_and_all_before_it_kept(
+    tmp_path: Path, lost: int, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "r.log"
     calls = write(path)
+    assert (read_calls(path), caplog.text) == (calls, "")
     content = path.read_bytes()
     path.write_bytes(content[:-lost])
     assert read_calls(path) == calls[:2]
+    assert f"{path}, line 3" in caplog.text
 
 
 def test_a_last_line_of_rubbish_is_a_torn_tail(tmp_path: Path) -> None:
@@ -97,15 +102,23 @@ def test_a_changed_line_in_the_middle_names_file_and_line(tmp_path: Path) -> Non
         read_calls(path)
 
 
-def test_appending_goes_on_behind_a_torn_tail(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tear", [lambda line: line[:-3], lambda line: line[:-1], lambda line: bytes(300) + b"\n"])
+def test_appending_names_a_torn_tail_and_goes_on_in_its_place(
+    tmp_path: Path, tear: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "rollouts.log"
     with AppendLog(path, fsync=False) as log:
-        log.append({"a": 1})
-        log.append({"b": 2})
-    path.write_bytes(path.read_bytes()[:-3])
+        log.extend([{"a": 1}, {"b": "2" * 70_000}])
+    first, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + tear(last))
     with AppendLog(path, fsync=False) as log:
         log.append({"c": 3})
-    assert list(read_records(path)) == [{"a": 1}, {"c": 3}]
+    assert f"{path}, line 2" in caplog.text
+    caplog.clear()
+    with AppendLog(path, fsync=False) as log:
+        log.append({"d": 4})
+    assert list(read_records(path)) == [{"a": 1}, {"c": 3}, {"d": 4}]
+    assert caplog.text == ""
 
 
 def test_a_journal_that_holds_calls_is_not_written_again(tmp_path: Path) -> None:
