@@ -1,6 +1,9 @@
-"""The driver's side door of a capture process: a unix socket of mode 0600 on which rollouts are opened and
-closed."""
+"""The driver's side door of a capture process: a unix socket of mode 0600 on which rollouts are opened and closed.
 
+It has a key as well, since without isolation a harness runs as the same user.
+"""
+
+import hmac
 import os
 import resource
 import sys
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
 
 from clawexp.capture.open_rollout import Opening
 from clawexp.capture.service import CaptureService
@@ -19,7 +23,7 @@ from clawexp.errors import ClawexpError
 
 class Admin:
     """`POST /open`, `POST /close`, `GET /stats`; JSON both ways, an error as `{"error": ...}` with status
-    409."""
+    409, and 401 without the key."""
 
     def __init__(self, service: CaptureService) -> None:
         self._service = service
@@ -56,10 +60,21 @@ class Admin:
         )
 
 
+def _guard(key: str) -> Middleware:
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+            return web.json_response({"error": "the key of the capture process is wrong"}, status=401)
+        return await handler(request)
+
+    return guard
+
+
 @asynccontextmanager
-async def admin_socket(path: Path, service: CaptureService) -> AsyncIterator[None]:
-    """Serve the driver on `path`."""
-    app = web.Application()
+async def admin_socket(path: Path, key: str, service: CaptureService) -> AsyncIterator[None]:
+    """Serve the driver, who has `key`, on `path`."""
+    app = web.Application(middlewares=[_guard(key)])
     app.add_routes(Admin(service).routes())
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()

@@ -138,6 +138,7 @@ async def boundary(
                 **_config(options, model, engine_url, engine_key),
                 "socket": str(sockets / f"model-{number}"),
                 "admin": str(sockets / f"admin-{number}"),
+                "admin_key": secrets.token_hex(24),
                 "authority": None if signing is None else str(signing.folder),
                 "cache": None if cache is None else str(cache),
             }
@@ -154,9 +155,10 @@ async def boundary(
 @asynccontextmanager
 async def _worker(folder: Path, config: Mapping[str, Any]) -> AsyncIterator[Worker]:
     connector = aiohttp.UnixConnector(config["admin"])
+    headers = {"Authorization": f"Bearer {config['admin_key']}"}
     async with (
         child(_child(folder), config) as process,
-        aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout()) as admin,
+        aiohttp.ClientSession(connector=connector, headers=headers, timeout=aiohttp.ClientTimeout()) as admin,
     ):
         yield Worker(
             door=Door(socket=Path(config["socket"]), port=process.ready["port"]),

@@ -32,10 +32,11 @@ from clawexp.rule import read
 
 @dataclass(frozen=True, kw_only=True)
 class ProxyConfig:
-    """What the driver tells the process. It holds the engine's key, so it travels by stdin."""
+    """What the driver tells the process. It holds keys, so it travels by stdin."""
 
     socket: str
     admin: str
+    admin_key: str
     checkpoint: str
     rendering: Literal["qwen3", "template"]
     model: str
@@ -88,7 +89,10 @@ async def serve(config: ProxyConfig) -> None:
             group.create_task(proxy.run())
             await addon.serving.wait()
             (instance,) = servers.servers
-            async with unix_socket(Path(config.socket), instance), admin_socket(Path(config.admin), service):
+            async with (
+                unix_socket(Path(config.socket), instance),
+                admin_socket(Path(config.admin), config.admin_key, service),
+            ):
                 _settle_memory()
                 say_ready({"port": instance.listen_addrs[0][1], "rendering": rendering.digest})
                 await proxy.should_exit.wait()

@@ -336,6 +336,15 @@ async def test_the_unix_socket_is_the_same_door(bench: Live) -> None:
     assert (bench.boundary.sockets / "admin-0").stat().st_mode & 0o777 == 0o600
 
 
+async def test_the_drivers_door_needs_the_drivers_key(bench: Live) -> None:
+    transport = httpx.AsyncHTTPTransport(uds=str(bench.boundary.sockets / "admin-0"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://capture") as http:
+        for headers in ({}, {"authorization": "Bearer sk-wrong"}):
+            for answer in (await http.get("/stats", headers=headers), await http.post("/open", headers=headers)):
+                assert answer.status_code == 401
+                assert answer.json() == {"error": "the key of the capture process is wrong"}
+
+
 async def test_a_client_that_leaves_by_the_unix_socket_cancels_too(bench: Live) -> None:
     _, client = await bench.open()
     bench.engine.release = asyncio.Event()
