@@ -38,6 +38,8 @@ class ChildOptions:
     fault: type[ClawexpError]
     environment: Mapping[str, str]
     """Beside this process's own."""
+    flags: tuple[str, ...] = ()
+    """Of the interpreter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,7 @@ async def _started(options: ChildOptions) -> asyncio.subprocess.Process:
     with options.log.open("ab") as stderr:
         return await asyncio.create_subprocess_exec(
             sys.executable,
+            *options.flags,
             "-m",
             options.module,
             stdin=asyncio.subprocess.PIPE,

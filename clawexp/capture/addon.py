@@ -12,6 +12,7 @@ from mitmproxy.proxy.layers.http import HttpLayer
 
 from clawexp.capture.dialects.dialect import Asked
 from clawexp.capture.exchange import Exchange
+from clawexp.capture.garbage import Garbage
 from clawexp.capture.keep_alive import AnsweredHttp, Awaited
 from clawexp.capture.message import Reply
 from clawexp.capture.passage import Blocked, Passage, Passages
@@ -33,6 +34,8 @@ class CaptureAddon:
         """By client connection: requests that end with it."""
         self._tunnels: dict[str, Passage] = {}
         """By client connection."""
+        self.garbage: Garbage | None = None
+        """Set once everything is loaded."""
         self.serving = asyncio.Event()
         """Set once the proxy listens."""
 
@@ -108,6 +111,8 @@ class CaptureAddon:
         self._tunnels.pop(client.id, None)
         for task in self._waiting.pop(client.id, ()):
             task.cancel()
+        if self.garbage is not None:
+            self.garbage.connection_closed(idle=not self._waiting)
 
     @contextmanager
     def _until_gone(self, client_id: str) -> Iterator[None]:

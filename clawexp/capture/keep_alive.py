@@ -91,6 +91,13 @@ class AnsweredStream(HttpStream):
             yield SendHttp(ResponseData(self.stream_id, awaited.rest()), self.context.client)
         yield from super().send_response(already_streamed=pinged)
 
+    def flow_done(self) -> layer.CommandGenerator[None]:
+        """What the stream holds goes with it: it refers to itself here, and would wait for a full collection."""
+        yield from super().flow_done()
+        if self.child_layer is None:
+            self.context.layers.remove(self)
+            self.client_state = self.server_state = _over
+
 
 class AnsweredHttp(HttpLayer):
     """A client's HTTP connection, whose requests are all answered here."""
@@ -98,6 +105,11 @@ class AnsweredHttp(HttpLayer):
     def make_stream(self, stream_id: int) -> layer.CommandGenerator[None]:
         self.streams[stream_id] = AnsweredStream(self.context.fork(), stream_id)
         yield from self.event_to_child(self.streams[stream_id], events.Start())
+
+
+def _over(_event: events.Event) -> layer.CommandGenerator[None]:
+    """The state of a stream that is done."""
+    yield from ()
 
 
 def _stream_head() -> http.Response:

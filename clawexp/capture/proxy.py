@@ -1,7 +1,6 @@
 """The capture process, `python -m clawexp.capture.proxy`. It ends at SIGTERM; its log is stderr."""
 
 import asyncio
-import gc
 import logging
 import os
 import signal
@@ -17,6 +16,7 @@ from mitmproxy.addons import core, errorcheck, next_layer, proxyserver, tlsconfi
 from clawexp.capture.addon import CaptureAddon
 from clawexp.capture.admin import admin_socket
 from clawexp.capture.caller import Caller
+from clawexp.capture.garbage import Garbage
 from clawexp.capture.generation import Sampler
 from clawexp.capture.passage import Passages
 from clawexp.capture.rendering import open_rendering
@@ -93,7 +93,7 @@ async def serve(config: ProxyConfig) -> None:
                 unix_socket(Path(config.socket), instance),
                 admin_socket(Path(config.admin), config.admin_key, service),
             ):
-                _settle_memory()
+                addon.garbage = Garbage()
                 say_ready({"port": instance.listen_addrs[0][1], "rendering": rendering.digest})
                 await proxy.should_exit.wait()
 
@@ -114,14 +114,6 @@ def _proxy(addon: CaptureAddon, authority: str | None) -> tuple[master.Master, p
     # A connection goes out only with a request, and carries nothing that is not looked at.
     proxy.options.update(connection_strategy="lazy", upstream_cert=False, rawtcp=False, websocket=False)
     return proxy, servers
-
-
-def _settle_memory() -> None:
-    """Full collections stop the loop for tens of milliseconds: what is loaded by now is never looked at
-    again."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 if __name__ == "__main__":
