@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from clawexp.capture.dialects.table import DIALECTS
-from clawexp.protocols import Choosy, Listed, Unisolated
+from clawexp.protocols import Choosy, Equipped, Listed, Unisolated
 from clawexp.spec import Experiment, Particular
 
 
@@ -27,6 +27,7 @@ def clashes(experiment: Experiment) -> Iterator[Clash]:
     """All of them; none where the experiment is possible."""
     yield from _tasks_and_runtime(experiment)
     yield from _harness_and_runtime(experiment)
+    yield from _harness_and_programs(experiment)
     yield from _harness_and_boundary(experiment)
     yield from _harness_and_model(experiment)
     yield from _model_and_engine(experiment)
@@ -46,6 +47,17 @@ def _harness_and_runtime(experiment: Experiment) -> Iterator[Clash]:
             reason = experiment.runtime.distrusts(harness.needs())
             if reason:
                 yield Clash(sides=f"harness={name} {_sides(experiment, 'runtime')}", why=reason)
+
+
+def _harness_and_programs(experiment: Experiment) -> Iterator[Clash]:
+    if not isinstance(experiment.runtime, Equipped):
+        return
+    for name, harness in experiment.harness.items():
+        for group, place in [("runtime", None), *(("taskset", place) for place in experiment.places())]:
+            reason = experiment.runtime.lacks(harness.needs(), place)
+            if reason:
+                yield Clash(sides=f"harness={name} {_sides(experiment, group)}", why=reason)
+                break  # of many tasks, one says it
 
 
 def _harness_and_boundary(experiment: Experiment) -> Iterator[Clash]:

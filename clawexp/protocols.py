@@ -59,6 +59,18 @@ class Unisolated(Protocol):
 
 
 @runtime_checkable
+class Equipped(Protocol):
+    """A runtime whose sandboxes have programs of their own, not this machine's."""
+
+    def lacks(self, needs: Needs, place: Placed | None) -> str | None:
+        """What a harness would miss there, and what has it; None where it misses nothing.
+
+        `place`: a task, where it is known.
+        """
+        ...
+
+
+@runtime_checkable
 class Preparable(Protocol):
     """A runtime or engine that needs something fetched or built before it can be used; every harness is one too."""
 

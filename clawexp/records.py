@@ -154,6 +154,8 @@ class Needs:
     dials_socket: bool = False
     """True: the harness dials the proxy's unix socket itself, so no forwarder is started."""
     memory_mb: int = 64
+    python: str | None = None
+    """The minor version of Python, `3.11`, that its packages are for; None: it brings what it needs, or takes any."""
     trusted: bool = False
     """True only for the project's own harness; others are refused where the runtime is no isolation."""
 

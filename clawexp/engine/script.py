@@ -20,6 +20,8 @@ from clawexp.engine.tools import NotOffered, Schema, ToolCall, offered_call
 log = logging.getLogger(__name__)
 
 CLOSING = "Done."
+FINISH = re.compile(r"finish your work by issuing the following command: `([^`]+)`")
+"""How a prompt says that a command ends the work, where a plain answer does not: mini-swe-agent's words."""
 TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?=<\|im_end\|>|<\|im_start\|>|\Z)", re.DOTALL)
 TOOLS = re.compile(r"<tools>\n(.*?)\n</tools>", re.DOTALL)
 
@@ -61,6 +63,9 @@ class Script:
         if not tools:  # a title, a summary: whatever it is, it does not work on the task
             return CLOSING
         begin, calls = self._part(turns)
+        finish = FINISH.search(prompt)
+        if finish:
+            calls = (*calls, ("exec", {"command": finish[1]}))
         done = sum(role == "assistant" and "<tool_call>" in text for role, text in turns[begin:])
         if done >= len(calls):
             return CLOSING

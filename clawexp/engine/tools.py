@@ -1,7 +1,7 @@
 """A known solution's calls -> calls of the tools that a harness offers, whatever it calls them.
 
 Solutions are written in the words `read`, `write`, `edit`, `ls` and `exec`. Where a harness has no tool of its own for
-one of them but a shell, the shell does it; a call in any other word must be offered by that very name.
+one of them, a patch or the shell does it; a call in any other word must be offered by that very name.
 """
 
 import json
@@ -56,6 +56,14 @@ SHELL: Mapping[str, Callable[..., str]] = {
 }
 """Shell commands for words that a harness may have no tool for."""
 
+PATCH = ("applypatch",)
+"""Codex's tool for all that changes files. It knows lines alone, so files that end without one are the shell's."""
+
+
+def _added(path: str, content: str) -> str:
+    lines = "".join(f"+{line}\n" for line in content.removesuffix("\n").split("\n"))
+    return f"*** Begin Patch\n*** Add File: {path}\n{lines}*** End Patch\n"
+
 
 def offered_call(call: ToolCall, offered: Sequence[Schema]) -> ToolCall:
     """The same call in the harness's words. Raises NotOffered."""
@@ -66,6 +74,9 @@ def offered_call(call: ToolCall, offered: Sequence[Schema]) -> ToolCall:
         return tool["name"], arguments
     if tool is not None and verb is not None:
         return tool["name"], _fill(tool, word, verb, arguments)
+    patch = _find(offered, PATCH)
+    if word == "write" and patch is not None and arguments["content"].endswith("\n"):
+        return patch["name"], {"input": _added(**arguments)}
     if word in SHELL:
         return offered_call(("exec", {"command": SHELL[word](**arguments)}), offered)
     names = ", ".join(tool["name"] for tool in offered)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,14 +11,15 @@ from pydantic import Field
 
 from clawexp.component import component
 from clawexp.errors import HarnessError
-from clawexp.harness.package import Package
+from clawexp.harness.package import Package, call, mark, scratch
 from clawexp.outcome import Outcome
 from clawexp.protocols import WayIn
 from clawexp.records import Command, Finished, Launch, Link, Needs, Sandbox, Task
 from clawexp.spec import Positive, Seconds
 
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
-KNOWN = frozenset(("url", "key", "model", "context", "max_tokens", "workspace", "home", "task", "node", "package"))
+KNOWN = frozenset(("url", "key", "model", "context", "max_tokens", "workspace", "home", "task", "python"))
+"""Besides what the package calls its own places."""
 
 
 @component
@@ -36,13 +38,8 @@ class Profile:
     way_in: WayIn
     timeout_s: Seconds
     memory_mb: Positive
-    package: str
-    """The npm package."""
-    version: str
-    binary: str
-    """The program that the package brings, for the check of its version."""
-    node: str
-    """Version of Node, which npm installs first."""
+    package: Package
+    """What is installed."""
     argv: tuple[str, ...]
     """Without `{key}`: other processes can read it."""
     stdin: str
@@ -57,34 +54,32 @@ class Profile:
     """What exit statuses mean, other than 0 for done."""
     stderr_outcomes: dict[str, Outcome]
     """Regular expression on stderr -> what an exit status other than 0 means there; the first that is found counts."""
+    stdout_outcomes: dict[str, Outcome]
+    """The same on stdout, whatever the exit status; looked at first."""
     count_patterns: dict[str, str]
     """Count -> regular expression on stdout: its group as a number, or without one how often it is found."""
 
     def __post_init__(self) -> None:
         """Refuse templates that would leak the key or hold a misspelt placeholder. Raises ValueError."""
         texts = [*self.argv, *self.check, self.stdin, *self.env.values(), *_texts(self.files)]
-        unknown = sorted({name for text in texts for name in PLACEHOLDER.findall(text)} - KNOWN)
+        known = KNOWN | self.package.places.keys()
+        unknown = sorted({name for text in texts for name in PLACEHOLDER.findall(text)} - known)
         if unknown:
-            raise ValueError(f"{self.name}: unknown placeholders {unknown}; there are {sorted(KNOWN)}")
+            raise ValueError(f"{self.name}: unknown placeholders {unknown}; there are {sorted(known)}")
         if any("{key}" in text for text in (*self.argv, *self.check)):
             raise ValueError(f"{self.name}: {{key}} in argv could be read by others; put it in env or files")
 
-    @property
-    def installed(self) -> Package:
-        """The package in the cache, there or not."""
-        return Package(name=self.name, package=self.package, version=self.version, binary=self.binary, node=self.node)
-
     def needs(self) -> Needs:
-        root = str(self.installed.root)
-        return Needs(mounts={root: root}, memory_mb=self.memory_mb)
+        root = str(self.package.root)
+        return Needs(mounts={root: root}, memory_mb=self.memory_mb, python=self.package.python)
 
     def prepared(self) -> str | None:
-        ready = self.installed.root.is_dir() and self._accepted.exists()
+        ready = self.package.root.is_dir() and self._accepted.exists()
         return None if ready else f"python -m clawexp prepare harness={self.name}"
 
     def prepare(self) -> None:
         """Install the package, then let the harness check the files that it will get."""
-        self.installed.install()
+        self.package.install()
         if not self._accepted.exists():
             self._try_files()
             self._accepted.touch()
@@ -92,24 +87,26 @@ class Profile:
     @property
     def _accepted(self) -> Path:
         """A mark beside the package, one for each set of files that the harness has accepted."""
-        return self.installed.mark([self.files, self.env, self.check, self.check_says])
+        return mark(self.package.root, [self.files, self.env, self.check, self.check_says])
 
     def _try_files(self) -> None:
         link = Link(url="http://127.0.0.1:9", socket=None, key="none", model="none", context=32768, max_tokens=1024)
-        with self.installed.scratch() as home:
-            values = self._values(link, "Say hello.", workspace=str(home), home=str(home))
+        with scratch(self.package.root) as home:
+            places = {"workspace": str(home), "home": str(home), "python": str(Path(sys.executable).resolve())}
+            values = self._values(link, "Say hello.", places)
             for path, template in self.files.items():
                 file = home / path.removeprefix("~/")
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(_content(template, values))
             argv = [_text(part, values) for part in self.check]
             env = {name: _text(value, values) for name, value in self.env.items()}
-            said = self.installed.call(argv, env)
+            said = call(argv, env)
             if _text(self.check_says, values) not in said:
                 raise HarnessError(f"{self.name} does not accept its configuration; it says: {said.strip()}")
 
     def launch(self, task: Task, link: Link, sandbox: Sandbox) -> Launch:
-        values = self._values(link, task.instruction, sandbox.workspace, sandbox.home)
+        places = {"workspace": sandbox.workspace, "home": sandbox.home, "python": sandbox.python}
+        values = self._values(link, task.instruction, places)
         command = Command(
             argv=tuple(_text(part, values) for part in self.argv),
             stdin=_text(self.stdin, values).encode(),
@@ -119,26 +116,23 @@ class Profile:
         files = {path: _content(template, values) for path, template in self.files.items()}
         return Launch(command=command, files=files)
 
-    def _values(self, link: Link, task: str, workspace: str, home: str) -> dict[str, str | int]:
+    def _values(self, link: Link, task: str, places: Mapping[str, str]) -> dict[str, str | int]:
         return {
             "url": link.url,
             "key": link.key,
             "model": link.model,
             "context": link.context,
             "max_tokens": link.max_tokens,
-            "workspace": workspace,
-            "home": home,
             "task": task,
-            "node": str(self.installed.interpreter),
-            "package": str(self.installed.folder),
+            **places,
+            **self.package.places,
         }
 
     def outcome(self, finished: Finished) -> Outcome | None:
-        said = finished.stderr.decode(errors="replace")
-        for pattern, outcome in self.stderr_outcomes.items():
-            if finished.code != 0 and re.search(pattern, said):
-                return outcome
-        return self.exit_outcomes.get(finished.code)
+        said = _found(self.stdout_outcomes, finished.stdout)
+        if said is None and finished.code != 0:
+            said = _found(self.stderr_outcomes, finished.stderr)
+        return said or self.exit_outcomes.get(finished.code)
 
     def counts(self, finished: Finished) -> Mapping[str, float]:
         text = finished.stdout.decode(errors="replace")
@@ -156,6 +150,12 @@ class Profile:
                 f"{self.name}: what counts {name} matched {found and found[1]!r}, which is no number; "
                 f"correct count_patterns.{name}, {pattern!r}"
             ) from error
+
+
+def _found(outcomes: Mapping[str, Outcome], said: bytes) -> Outcome | None:
+    """What the first pattern means that is found in a program's output."""
+    text = said.decode(errors="replace")
+    return next((outcome for pattern, outcome in outcomes.items() if re.search(pattern, text)), None)
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -27,7 +27,7 @@ from clawexp.runtime.image_build import Building
 from clawexp.runtime.podman_service import Service, service
 from clawexp.runtime.reaper import remove, start_time
 from clawexp.runtime.rootless import unavailable
-from clawexp.runtime.task_image import WORKSPACE, TaskImage, base_image
+from clawexp.runtime.task_image import PYTHON_VERSION, WORKSPACE, TaskImage, base_image
 from clawexp.runtime.task_images import TaskImages
 from clawexp.spec import Positive, Seconds
 
@@ -121,6 +121,22 @@ class Podman:
             return (
                 f"task {place.id} wants {', '.join(taken)} for itself, which is the image's; "
                 "use other folders in the task, or leave it out"
+            )
+        return None
+
+    def lacks(self, needs: Needs, place: Placed | None) -> str | None:
+        """Packages for a version of Python that the image does not have, or is not known to have."""
+        if needs.python is None:
+            return None
+        if place is not None and place.image is not None and place.image.required:
+            return (
+                f"its packages are for Python {needs.python}, and task {place.id} brings an image of its own, whose "
+                "Python may be another; use another harness, or leave the task out"
+            )
+        if needs.python != PYTHON_VERSION:
+            return (
+                f"its packages are for Python {needs.python}, and the base image has Python {PYTHON_VERSION}; "
+                f"use runtime=bubblewrap, or run clawexp with Python {PYTHON_VERSION}"
             )
         return None
 

@@ -24,7 +24,8 @@ from clawexp.runtime import image
 from clawexp.runtime.ids import ids
 
 PYTHON = "/usr/bin/python3"
-"""Of the base image."""
+PYTHON_VERSION = "3.11"
+"""Both of the base image."""
 WORKSPACE = "/work"
 """Where nothing else is said."""
 OWN_BASE = "package:base"

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from played import FOLDER, READ, RENDERING, STOP, TOKENIZER, TOOLS, WRITE, asked, says
+from played import FOLDER, READ, RENDERING, STOP, TOKENIZER, TOOLS, WRITE, asked, says, tools
 
 from clawexp.capture.message import Message
 from clawexp.engine.script import CLOSING, Script, Unplayable, tool_call_text
@@ -37,6 +37,20 @@ def test_one_script_serves_many_conversations_at_once_and_a_prompt_that_begins_a
     assert '"Read"' in first
     assert '"Write"' in second
     assert says(script, asked("A summary: the user said: First task.")) == first
+
+
+def test_where_a_command_ends_the_work_it_is_the_last_call() -> None:
+    script = Script(FOLDER, ())
+    script.expect([("First task.", [READ])])
+    told = "First task. Submit and finish your work by issuing the following command: `echo OVER`. Nothing else."
+    shell = tools(bash=["command"])
+    prompt = asked(told, shell)
+    for command in ("cat a.txt", "echo OVER"):
+        assert says(script, prompt) == tool_call_text("bash", {"command": command})
+        longer = RENDERING.extend(prompt, script.answer(prompt, [STOP]), [Message(role="tool", content="x")], shell)
+        assert longer is not None
+        prompt = longer
+    assert says(script, prompt) == CLOSING
 
 
 def test_a_side_question_without_tools_gets_a_plain_answer() -> None:

@@ -68,6 +68,19 @@ def test_a_shell_does_what_there_is_no_tool_for(tmp_path: Path) -> None:
     assert (tmp_path / "deep/er/a b.txt").read_text() == content
 
 
+def test_a_patch_writes_what_ends_with_a_line_and_the_shell_the_rest() -> None:
+    offered = [tool("exec_command", "cmd"), tool("apply_patch", "input")]
+    patch = "*** Begin Patch\n*** Add File: a/b.txt\n+x\n+\n+ y\n*** End Patch\n"
+    assert offered_call(("write", {"path": "a/b.txt", "content": "x\n\n y\n"}), offered) == (
+        "apply_patch",
+        {"input": patch},
+    )
+    for content in ("", "x\ny"):
+        name, arguments = offered_call(("write", {"path": "b.txt", "content": content}), offered)
+        assert name == "exec_command"
+        assert "printf" in arguments["cmd"]
+
+
 def test_a_word_of_its_own_must_be_offered_by_that_name() -> None:
     assert offered_call(("spawn", {"task": "t"}), [tool("spawn", "task")]) == ("spawn", {"task": "t"})
     with pytest.raises(NotOffered, match="'spawn', and the harness offers read, write"):

@@ -7,14 +7,16 @@ from typing import TypeVar
 
 import pytest
 from aiohttp import web
-from anthropic_model import AnthropicModel, ServedAnthropic
+from dialect_model import DialectModel, ServedDialect
 from scripted_model import KEY, AnyGrader, Attempt, Attempted, ScriptedModel, Served
 
+from clawexp.capture.dialects.anthropic_messages import AnthropicMessages
+from clawexp.capture.dialects.openai_responses import OpenAIResponses
 from clawexp.protocols import Harness, Runtime
 from clawexp.records import Link, Owner, Task
 from clawexp.runtime.bubblewrap import Bubblewrap
 
-Model = TypeVar("Model", ScriptedModel, AnthropicModel)
+Model = TypeVar("Model", ScriptedModel, DialectModel)
 
 
 @asynccontextmanager
@@ -38,9 +40,19 @@ def served(tmp_path: Path) -> Served:
 
 
 @pytest.fixture
-def served_anthropic(tmp_path: Path) -> ServedAnthropic:
+def served_anthropic(tmp_path: Path) -> ServedDialect:
     """The same in Anthropic's dialect."""
-    return lambda *replies: serving(AnthropicModel(replies, tmp_path / "model.sock"), "/v1/messages")
+    return lambda *replies: serving(
+        DialectModel(AnthropicMessages(), replies, tmp_path / "model.sock"), "/v1/messages"
+    )
+
+
+@pytest.fixture
+def served_responses(tmp_path: Path) -> ServedDialect:
+    """The same in that of OpenAI's responses."""
+    return lambda *replies: serving(
+        DialectModel(OpenAIResponses(), replies, tmp_path / "model.sock"), "/v1/responses"
+    )
 
 
 @pytest.fixture
@@ -49,7 +61,7 @@ def attempted(tmp_path: Path) -> Attempted:
 
     async def attempt(
         harness: Harness,
-        model: ScriptedModel | AnthropicModel,
+        model: ScriptedModel | DialectModel,
         instruction: str = "Copy the value of x to out.txt.",
         runtime: Runtime | None = None,
         context: int = 8000,

@@ -5,16 +5,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anthropic_model import ServedAnthropic
+from dialect_model import ServedDialect
 from scripted_model import KEY, AnyGrader, Attempted, Served, call, is_append_only, option
 
 from clawexp.capture.message import TooLong
+from clawexp.harness.npm import NpmPackage
 from clawexp.harness.profile import Profile
 from clawexp.outcome import Outcome
 from clawexp.records import Finished, Launch, Link, Needs, Owner, Task
 from clawexp.runtime.bubblewrap import Bubblewrap
 
 LINK = Link(url="http://127.0.0.1:8089", socket=None, key=KEY, model="tiny", context=4096, max_tokens=256)
+
+
+def package(version: str) -> NpmPackage:
+    return NpmPackage(name="@demo/agent", version=version, binary="demo", node="24.0.0")
 
 
 def profile(**changes: Any) -> Profile:
@@ -29,10 +34,7 @@ def profile(**changes: Any) -> Profile:
         "min_context": 1,
         "timeout_s": 5.0,
         "memory_mb": 10,
-        "package": "@demo/agent",
-        "version": "1.2.3",
-        "binary": "demo",
-        "node": "24.0.0",
+        "package": package("1.2.3"),
         "argv": ("{node}", "{package}/main.js", "--model", "x/{model}"),
         "stdin": "{task}",
         "env": {"HOME": "{home}", "LIMIT": "{context}"},
@@ -41,6 +43,7 @@ def profile(**changes: Any) -> Profile:
         "check_says": "",
         "exit_outcomes": {2: Outcome.TRUNCATED},
         "stderr_outcomes": {"ended .* stop": Outcome.COMPLETED},
+        "stdout_outcomes": {},
         "count_patterns": {},
     }
     return Profile(**values | changes)
@@ -55,7 +58,7 @@ async def launched(harness: Profile, tmp_path: Path, instruction: str = "Do it."
 
 async def test_templates_are_filled_for_the_rollout(tmp_path: Path):
     launch = await launched(profile(), tmp_path)
-    assert launch.command.argv[1:] == (f"{profile().installed.folder}/main.js", "--model", "x/tiny")
+    assert launch.command.argv[1:] == (f"{package('1.2.3').root}/node_modules/@demo/agent/main.js", "--model", "x/tiny")
     assert launch.command.stdin == b"Do it."
     assert launch.command.env == {"HOME": "/home/agent", "LIMIT": "4096"}
     assert launch.command.timeout_s == 5.0
@@ -87,11 +90,6 @@ def test_a_misspelt_placeholder_is_refused():
 def test_it_says_how_to_prepare_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert profile().prepared() == "python -m clawexp prepare harness=demo"
-
-
-def test_other_pins_have_another_place():
-    roots = {profile(version=version).installed.root for version in ("1.2.3", "1.2.4")}
-    assert len(roots) == 2
 
 
 def test_counts_are_read_from_what_it_prints():
@@ -131,7 +129,7 @@ async def test_a_real_harness_does_a_task(served: Served, attempted: Attempted, 
 
 @pytest.mark.harness
 async def test_claude_code_does_a_task_with_several_tools_at_once(
-    served_anthropic: ServedAnthropic, attempted: Attempted
+    served_anthropic: ServedDialect, attempted: Attempted
 ):
     harness = option("claude_code")
     harness.prepare()
@@ -162,7 +160,7 @@ async def test_claude_code_does_a_task_with_several_tools_at_once(
 
 @pytest.mark.harness
 async def test_claude_code_goes_on_from_a_summary_when_it_is_told_that_its_prompt_is_too_long(
-    served_anthropic: ServedAnthropic, attempted: Attempted
+    served_anthropic: ServedDialect, attempted: Attempted
 ):
     harness = option("claude_code")
     harness.prepare()

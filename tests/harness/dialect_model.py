@@ -1,4 +1,4 @@
-"""A scripted model in Anthropic's dialect, told by the dialect that the project itself answers with."""
+"""A scripted model in any dialect, told by the dialect that the project itself answers with."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,41 +9,39 @@ from typing import Any
 
 from aiohttp import web
 
-from clawexp.capture.dialects.anthropic_messages import AnthropicMessages
-from clawexp.capture.dialects.dialect import Asked
+from clawexp.capture.dialects.dialect import Asked, Dialect
 from clawexp.capture.exchange import View
 from clawexp.capture.message import Answer, Message, Refused, Request, ToolCall
 
 
 @dataclass
-class AnthropicModel:
+class DialectModel:
     """Answers with `replies` in order, the last one for ever, and keeps what it was asked.
 
     A reply is a text, a list of `(tool, arguments)`, or what is refused.
     """
 
+    dialect: Dialect
     replies: Sequence[str | list[tuple[str, Any]] | Refused]
     socket: Path
     requests: list[Request] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
-    keys: set[str | None] = field(default_factory=set)
+    keys: set[str] = field(default_factory=set)
     paths: set[str] = field(default_factory=set)
 
     async def answer(self, request: web.Request) -> web.Response:
-        dialect = AnthropicMessages()
-        self.keys.add(request.headers.get("x-api-key"))
         self.paths.add(f"{request.method} {request.path}")
+        sent = Asked(method=request.method, path=request.path, query=request.query, headers=request.headers)
+        self.keys.add(self.dialect.key(sent))
         body = await request.read()
-        asked = dialect.read(
-            Asked(method=request.method, path=request.path, query=request.query, headers=request.headers), body
-        )
+        asked = self.dialect.read(sent, body)
         self.requests.append(asked)
         self.bodies.append(json.loads(body))
         reply = self.replies[min(len(self.requests), len(self.replies)) - 1]
         if isinstance(reply, Refused):
-            made = dialect.refuse(reply, stream=asked.stream)
+            made = self.dialect.refuse(reply, stream=asked.stream)
         else:
-            made = dialect.answer(asked, self._answer(reply), "scripted")
+            made = self.dialect.answer(asked, self._answer(reply), "scripted")
         return web.Response(status=made.status, body=made.body, headers=made.headers)
 
     def _answer(self, reply: str | list[tuple[str, Any]]) -> Answer:
@@ -64,4 +62,4 @@ class AnthropicModel:
         return [View.of(request) for request in self.requests]
 
 
-ServedAnthropic = Callable[..., AbstractAsyncContextManager[AnthropicModel]]
+ServedDialect = Callable[..., AbstractAsyncContextManager[DialectModel]]
