@@ -1,5 +1,6 @@
 """Options and fixtures that all tests share."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -44,15 +45,15 @@ def command_line(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[st
     return run
 
 
-@pytest.fixture
-def whole_run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs an experiment to its end in an empty folder, with limits that a busy machine does not reach."""
+@pytest.fixture(scope="session")
+def whole_run_in() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs an experiment to its end in a folder, with limits that a busy machine does not reach."""
 
-    def run(*overrides: str) -> subprocess.CompletedProcess[str]:
+    def run(folder: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
         limits = [f"{name}=300" for name in ("rollout.settle_s", "rollout.sandbox_s", "rollout.grade_s")]
         return subprocess.run(
             [sys.executable, "-m", "clawexp", *overrides, *limits, "model.engine.start_s=300"],
-            cwd=tmp_path,
+            cwd=folder,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
@@ -60,3 +61,11 @@ def whole_run(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]
         )
 
     return run
+
+
+@pytest.fixture
+def whole_run(
+    whole_run_in: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The same in an empty folder."""
+    return functools.partial(whole_run_in, tmp_path)

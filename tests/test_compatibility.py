@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from clawexp.commands.compose import check, composed, instantiated
 from clawexp.commands.plan import planned
 from clawexp.compatibility import clashes
 from clawexp.errors import ConfigError
+from clawexp.harness import pip
+from clawexp.records import Image, Sandbox, Task, Verdict
+from clawexp.runtime.task_image import PYTHON_VERSION
 from clawexp.spec import Experiment
 
 CROSSED = ("taskset", "harness", "runtime", "model", "model/engine", "algo", "launcher")
@@ -75,3 +79,36 @@ def test_what_does_not_go_together_is_refused_in_the_words_of_the_command_line(
 
 def test_what_the_user_accepts_is_not_refused() -> None:
     check(["harness=pi", "runtime=local", "runtime.allow_unsafe=true"])
+
+
+class Imaged:
+    """A taskset of one task, which needs its own image."""
+
+    def train(self, step: int, num_tasks: int, seed: int) -> list[Task]:
+        return []
+
+    def evaluation(self, num_tasks: int) -> list[Task]:
+        return []
+
+    def places(self) -> list[Task]:
+        image = Image(context=Path("environment"), required=True)
+        return [Task(id="t", instruction="", files={}, grader=AlwaysRight(), split="train", image=image)]
+
+
+class AlwaysRight:
+    async def grade(self, sandbox: Sandbox) -> Verdict:
+        return Verdict(score=1.0)
+
+
+def test_packages_for_another_python_than_an_image_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = {"taskset": "workbench", "harness": "mini_swe_agent", "runtime": "podman", "model": "tiny"}
+    experiment = crossed({**choice, "model/engine": "embedded"})
+    monkeypatch.setattr(pip, "MINOR", PYTHON_VERSION)
+    assert list(clashes(experiment)) == []
+    (clash,) = clashes(replace(experiment, taskset=Imaged()))
+    assert clash.sides == "harness=mini_swe_agent taskset=imaged"
+    assert "task t brings an image of its own" in clash.why
+    monkeypatch.setattr(pip, "MINOR", "3.9")
+    (clash,) = clashes(experiment)
+    assert clash.sides == "harness=mini_swe_agent runtime=podman"
+    assert "Python 3.9" in clash.why

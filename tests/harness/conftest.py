@@ -42,17 +42,13 @@ def served(tmp_path: Path) -> Served:
 @pytest.fixture
 def served_anthropic(tmp_path: Path) -> ServedDialect:
     """The same in Anthropic's dialect."""
-    return lambda *replies: serving(
-        DialectModel(AnthropicMessages(), replies, tmp_path / "model.sock"), "/v1/messages"
-    )
+    return lambda *replies: serving(DialectModel(AnthropicMessages(), replies, tmp_path / "model.sock"), "/v1/messages")
 
 
 @pytest.fixture
 def served_responses(tmp_path: Path) -> ServedDialect:
     """The same in that of OpenAI's responses."""
-    return lambda *replies: serving(
-        DialectModel(OpenAIResponses(), replies, tmp_path / "model.sock"), "/v1/responses"
-    )
+    return lambda *replies: serving(DialectModel(OpenAIResponses(), replies, tmp_path / "model.sock"), "/v1/responses")
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
 import json
+import re
+import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -9,12 +12,16 @@ from dialect_model import ServedDialect
 from scripted_model import KEY, AnyGrader, Attempted, Served, call, is_append_only, option
 
 from clawexp.capture.message import TooLong
+from clawexp.capture.tokenizer import Tokenizer
 from clawexp.harness.npm import NpmPackage
 from clawexp.harness.profile import Profile
+from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.outcome import Outcome
-from clawexp.records import Finished, Launch, Link, Needs, Owner, Task
+from clawexp.records import Finished, Launch, Link, Needs, Owner, Rollout, Task
+from clawexp.run_folder import RunFolder
 from clawexp.runtime.bubblewrap import Bubblewrap
 
+TOKENIZER = Tokenizer(checkpoint_folder("package:tiny"))
 LINK = Link(url="http://127.0.0.1:8089", socket=None, key=KEY, model="tiny", context=4096, max_tokens=256)
 
 
@@ -102,6 +109,14 @@ def test_counts_are_read_from_what_it_prints():
     assert harness.outcome(replace(said, code=0)) is None
 
 
+def test_what_it_prints_tells_its_outcome_whatever_its_exit_status():
+    harness = profile(stdout_outcomes={"gave up$": Outcome.POLICY_FAULT})
+    finished = Finished(code=0, stdout=b"it gave up", stderr=b"", wall_s=1.0)
+    assert harness.outcome(finished) is Outcome.POLICY_FAULT
+    assert harness.outcome(replace(finished, code=2)) is Outcome.POLICY_FAULT
+    assert harness.outcome(replace(finished, stdout=b"it gave up not")) is None
+
+
 READ = call("read", path="a.conf")
 WRITE = call("write", path="out.txt", content="4\n")
 
@@ -173,6 +188,154 @@ async def test_claude_code_goes_on_from_a_summary_when_it_is_told_that_its_promp
     assert attempt.files["out.txt"] == b"4\n"
     assert "x is 4, and out.txt is still to be written" in json.dumps(model.bodies[3]["messages"])
     assert attempt.counts["compactions"] == 1
+
+
+@pytest.mark.harness
+async def test_codex_does_a_task_with_a_shell_and_patches(served_responses: ServedDialect, attempted: Attempted):
+    harness = option("codex")
+    harness.prepare()
+    instruction = 'Copy "x" to out.txt; -- it\'s in {a.conf}.'
+    looks = [("exec_command", {"cmd": "cat a.conf; env"}), ("exec_command", {"cmd": "cat none"})]
+    patch = [("apply_patch", {"input": "*** Begin Patch\n*** Add File: out.txt\n+4\n*** End Patch\n"})]
+    async with served_responses(looks, patch, "Done.") as model:
+        attempt = await attempted(harness, model, instruction, context=32_000)
+    assert attempt.finished.code == 0, attempt.finished.stdout[-2000:]
+    assert attempt.files == {"a.conf": b"x = 4\n", "out.txt": b"4\n"}
+    assert (model.paths, model.keys) == ({"POST /v1/responses"}, {KEY})
+    views = model.views()
+    assert [len(view.messages) for view in views] == [3, 6, 8]
+    for earlier, later in pairwise(views):
+        assert later.messages[: len(earlier.messages)] == earlier.messages
+        assert later.tools == earlier.tools
+    assert model.requests[0].messages[-1].content == instruction
+    assert KEY not in json.dumps(model.bodies), "the model's commands must not see the credential"
+    assert len(json.dumps(model.bodies[0])) < 8000
+    assert attempt.counts == {"tool_calls": 3, "tool_errors": 1}
+    assert harness.outcome(attempt.finished) is None
+
+
+@pytest.mark.harness
+async def test_codex_whose_prompt_no_longer_fits_was_cut_short(served_responses: ServedDialect, attempted: Attempted):
+    harness = option("codex")
+    harness.prepare()
+    read = [("exec_command", {"cmd": "cat a.conf"})]
+    async with served_responses(read, TooLong(33_000, 32_000)) as model:
+        attempt = await attempted(harness, model, context=32_000)
+    assert attempt.finished.code == 1
+    assert harness.outcome(attempt.finished) is Outcome.TRUNCATED
+
+
+@pytest.mark.harness
+async def test_mini_swe_agent_does_a_task_with_its_shell(served: Served, attempted: Attempted):
+    harness = option("mini_swe_agent")
+    harness.prepare()
+    instruction = 'Copy "x" to out.txt; -- it\'s in {a.conf} {{ 1 }}.'
+    steps = ("cat a.conf none", "echo 4 > out.txt", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
+    async with served("Hm.", *(call("bash", command=command) for command in steps)) as model:
+        attempt = await attempted(harness, model, instruction)
+    assert attempt.finished.code == 0, attempt.finished.stderr[-2000:]
+    assert attempt.files == {"a.conf": b"x = 4\n", "out.txt": b"4\n"}
+    assert instruction in model.bodies[0]["messages"][1]["content"]
+    assert is_append_only(model.bodies)
+    assert "Tool call error" in model.bodies[1]["messages"][2]["content"], "an answer without a call is dropped"
+    assert model.keys == {f"Bearer {KEY}"}
+    assert {body["max_tokens"] for body in model.bodies} == {500}
+    assert attempt.counts == {"turns": 3, "tool_calls": 3, "format_errors": 1}
+    assert harness.outcome(attempt.finished) is None
+
+
+@pytest.mark.harness
+async def test_mini_swe_agent_gives_up_on_a_model_that_calls_nothing(served: Served, attempted: Attempted):
+    harness = option("mini_swe_agent")
+    harness.prepare()
+    async with served("Exit:\nRepeatedFormatError\n") as model:
+        attempt = await attempted(harness, model)
+    assert (attempt.finished.code, len(model.bodies)) == (0, 3)
+    assert harness.outcome(attempt.finished) is Outcome.POLICY_FAULT
+
+
+@pytest.mark.harness
+async def test_mini_swe_agent_whose_prompt_no_longer_fits_was_cut_short(served: Served, attempted: Attempted):
+    harness = option("mini_swe_agent")
+    harness.prepare()
+    error = {"message": "This model's maximum context length is 3 tokens.", "code": "context_length_exceeded"}
+    async with served({"status": 400, "body": {"error": error}}) as model:
+        attempt = await attempted(harness, model)
+    assert (attempt.finished.code, len(model.bodies)) == (1, 1)
+    assert harness.outcome(attempt.finished) is Outcome.TRUNCATED
+
+
+CLIENTS = {
+    "claude_code": ("Read", "Write"),
+    "codex": ("exec_command", "apply_patch"),
+    "mini_swe_agent": ("bash", "bash"),
+    "openclaw": ("read", "write"),
+}
+"""Real clients, and what each calls the tools that read and write."""
+TASK = {
+    "id": "double",
+    "instruction": "Write twice the number in half.txt to whole.txt, on a line of its own.",
+    "files": {"half.txt": "21\n"},
+    "check": {"script": "printf '42\\n' | cmp -s - whole.txt && echo 1 || echo 0"},
+    "solution": [["read", {"path": "half.txt"}], ["write", {"path": "whole.txt", "content": "42\n"}]],
+    "split": "train",
+}
+
+
+WAYS = ("base_url", "interception")
+OWN_EACH_TIME = re.compile(r"\[\w{3} \d{4}-\d\d-\d\d \d\d:\d\d UTC\]|session(Id)?=[\w:-]+")
+"""What OpenClaw says to the model that is another in every rollout."""
+
+
+@pytest.fixture(scope="module")
+def through_the_boundary(
+    tmp_path_factory: pytest.TempPathFactory, whole_run_in: Callable[..., subprocess.CompletedProcess[str]]
+) -> dict[tuple[str, str], Rollout]:
+    """A rollout of each real client by each way in; those of one way are of one run."""
+    found: dict[tuple[str, str], Rollout] = {}
+    for way in WAYS:
+        folder = tmp_path_factory.mktemp(way)
+        (folder / "tasks.jsonl").write_text(json.dumps(TASK) + "\n")
+        each = [f"harness.{name}.{word}" for name in CLIENTS for word in ("weight=1", f"way_in={way}")]
+        done = whole_run_in(
+            folder, "model=scripted", f"harness=[{','.join(CLIENTS)}]", "taskset=jsonl", "taskset.path=tasks.jsonl",
+            "steps=1", f"num_tasks={len(CLIENTS)}", "group_size=1", "eval.num_tasks=0", "logger=[jsonl]",
+            "hydra.run.dir=run", *each,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found |= {(rollout.harness, way): rollout for rollout in RunFolder(path=folder / "run").rollouts(0)}
+    return found
+
+
+@pytest.mark.harness
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_real_client_does_a_task_of_two_tools_through_the_boundary(
+    through_the_boundary: dict[tuple[str, str], Rollout], client: str, way: str
+):
+    rollout = through_the_boundary[client, way]
+    assert (rollout.outcome, rollout.reward) == (Outcome.COMPLETED, 1.0), rollout.reason
+    assert rollout.facts["capture"]["blocked"] == {}, "it wanted more than its model"
+    assert [(call.cause, call.kind) for call in rollout.calls] == [
+        ("root", "main"),
+        ("continue", "main"),
+        ("continue", "main"),
+    ]
+    said = [TOKENIZER.decode(call.sampled_ids) for call in rollout.calls]
+    assert [f'"name": "{tool}"' in text for tool, text in zip(CLIENTS[client], said, strict=False)] == [True, True]
+    prompt = TOKENIZER.decode(rollout.calls[2].prompt_ids)
+    assert all(text in prompt for text in said[:2])
+    assert "21" in prompt
+
+
+@pytest.mark.harness
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_real_client_tells_the_model_the_same_by_both_ways_in(
+    through_the_boundary: dict[tuple[str, str], Rollout], client: str
+):
+    first = [TOKENIZER.decode(through_the_boundary[client, way].calls[0].prompt_ids) for way in WAYS]
+    told, intercepted = (OWN_EACH_TIME.sub("", text) for text in first)
+    assert told == intercepted
 
 
 @pytest.mark.harness

@@ -473,7 +473,15 @@ WHOLE = ("eval.num_tasks=0", "num_tasks=1", "logger=[jsonl,console]")
 
 
 @pytest.mark.parametrize(
-    "choice", [("steps=2",), pytest.param(("harness=openclaw", "steps=1", "group_size=2"), marks=pytest.mark.harness)]
+    "choice",
+    [
+        ("steps=2",),
+        pytest.param(("harness=openclaw", "steps=1", "group_size=2"), marks=pytest.mark.harness),
+        # Its packages run under the image's Python.
+        pytest.param(
+            ("harness=mini_swe_agent", "model=scripted", "steps=1", "group_size=1"), marks=pytest.mark.harness
+        ),
+    ],
 )
 async def test_a_whole_run_in_containers(
     choice: tuple[str, ...], whole_run: WholeRun, scratch: Path, tmp_path: Path
