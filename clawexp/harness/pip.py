@@ -54,6 +54,6 @@ class PipPackage:
 
     def _run(self, *argv: str) -> str:
         env = without_secrets(os.environ)
-        # A build's setting for this process is none for another interpreter.
+        # Where this process finds more packages, the new environment shall not.
         env = {name: value for name, value in env.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
         return run_program(argv, HarnessError, env=env, timeout_s=INSTALL_S)
