@@ -43,13 +43,10 @@ def test_where_a_command_ends_the_work_it_is_the_last_call() -> None:
     script = Script(FOLDER, ())
     script.expect([("First task.", [READ])])
     told = "First task. Submit and finish your work by issuing the following command: `echo OVER`. Nothing else."
-    shell = tools(bash=["command"])
-    prompt = asked(told, shell)
+    prompt = asked(told, tools(bash=["command"]))
     for command in ("cat a.txt", "echo OVER"):
         assert says(script, prompt) == tool_call_text("bash", {"command": command})
-        longer = RENDERING.extend(prompt, script.answer(prompt, [STOP]), [Message(role="tool", content="x")], shell)
-        assert longer is not None
-        prompt = longer
+        prompt = followed(prompt, script.answer(prompt, [STOP]), "x")
     assert says(script, prompt) == CLOSING
 
 
