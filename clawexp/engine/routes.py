@@ -4,12 +4,14 @@ import asyncio
 import hmac
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from clawexp.engine.flaws import Fault, Faults, Flaws
 from clawexp.engine.scheduler import Scheduler
 from clawexp.engine.script import Script, Unplayable
 from clawexp.errors import ConfigError
@@ -29,13 +31,35 @@ class BadRequest(Exception):
         self.code = code
 
 
-def application(scheduler: Scheduler, key: str, script: Script | None = None) -> web.Application:
+class Played:
+    """A script, and what goes wrong with it."""
+
+    def __init__(self, script: Script, flaws: Flaws) -> None:
+        self.script, self.faults = script, Faults(flaws.faults)
+        self._flaws = flaws
+
+    def answer(self, asked: Mapping[str, Any]) -> list[int]:
+        """Ids of the answer; without a stop id where it is cut. Raises BadRequest."""
+        try:
+            return self.script.answer(asked["ids"], asked["stop_ids"], self._flaws.of(asked["key"]))
+        except Unplayable as error:
+            log.warning("call %s: %s", asked["key"], error)
+            raise BadRequest(str(error)) from error
+
+
+def application(scheduler: Scheduler, key: str, played: Played | None = None) -> web.Application:
     """The engine URL contract over a scheduler. A script says the answers; without one they are sampled."""
     app = web.Application(middlewares=[_guard(key)], client_max_size=BODY_BYTES)
 
     async def generate(request: web.Request) -> web.Response:
         asked = _asked(await _body(request), scheduler)
-        said = _played(script, asked) if script else None
+        said = None
+        if played is not None:
+            fault = played.faults.of(asked["key"])
+            if fault is not None:
+                return _failed(request, fault)
+            said = played.answer(asked)
+            asked["max_tokens"] = min(asked["max_tokens"], len(said))
         call = await scheduler.generate(**asked, said=said)
         choice = {
             "index": 0,
@@ -47,9 +71,9 @@ def application(scheduler: Scheduler, key: str, script: Script | None = None) ->
         return web.json_response({"request_id": asked["key"], "choices": [choice]})
 
     async def tasks(request: web.Request) -> web.Response:
-        if script is None:
+        if played is None:
             raise BadRequest("this engine samples its answers and knows no tasks")
-        _told(script, await _body(request))
+        _told(played.script, await _body(request))
         return web.json_response({})
 
     async def score(request: web.Request) -> web.Response:
@@ -153,12 +177,11 @@ def _asked(body: dict[str, Any], scheduler: Scheduler) -> dict[str, Any]:
     }
 
 
-def _played(script: Script, asked: dict[str, Any]) -> list[int]:
-    try:
-        return script.answer(asked["ids"], asked["stop_ids"])
-    except Unplayable as error:
-        log.warning("call %s: %s", asked["key"], error)
-        raise BadRequest(str(error)) from error
+def _failed(request: web.Request, fault: Fault) -> web.Response:
+    """As an engine fails that is overloaded, or dies."""
+    if fault == "dropped" and request.transport is not None:
+        request.transport.abort()
+    return _error(503, "this try fails on purpose", "on_purpose")
 
 
 def _told(script: Script, body: dict[str, Any]) -> None:

@@ -100,8 +100,8 @@ class Scheduler:
         stop_ids: Sequence[int],
         said: Sequence[int] | None = None,
     ) -> Generating:
-        """Sample an answer; the key decides the randomness. Or have it `said`, which then ends with a stop id: all else
-        is computed alike. Cancelling frees the slot at once."""
+        """Sample an answer; the key decides the randomness. Or have it `said`, which then ends with a stop id or has
+        `max_tokens` ids: all else is computed alike. Cancelling frees the slot at once."""
         call = Generating(
             np.array(ids, dtype=np.int64),
             temperature,

@@ -2,8 +2,9 @@
 
 Which task a prompt is about, how far its solution has come and which tools there are is all read from the prompt's own
 text, as a model would: a harness may rename tools, start again after a compaction, or ask side questions, and nothing
-is kept from one prompt to the next. The tasks themselves, instruction and solution, are told beforehand; of those whose
-instruction stands in the prompt, the one with the longest is meant. Prompts are those of Qwen3's chat template.
+is kept from one prompt to the next. A call that was wrong on purpose is no part of the solution. The tasks themselves,
+instruction and solution, are told beforehand; of those whose instruction stands in the prompt, the one with the longest
+is meant. Prompts are those of Qwen3's chat template.
 """
 
 import json
@@ -15,6 +16,7 @@ from typing import Any
 
 import tokenizers
 
+from clawexp.engine.flaws import Flaw
 from clawexp.engine.tools import NotOffered, Schema, ToolCall, offered_call
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,10 @@ CLOSING = "Done."
 FINISH = re.compile(r"finish your work by issuing the following command: `([^`]+)`")
 """How a prompt says that a command ends the work, where a plain answer does not: mini-swe-agent's words."""
 TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?=<\|im_end\|>|<\|im_start\|>|\Z)", re.DOTALL)
+WRONG = "wrong-on-purpose"
+"""Stands in the arguments of a wrong call."""
+MALFORMED = '<tool_call>\n{"name": "read", "arguments": {"path": \n</tool_call>'
+CALL = re.compile(r"<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 TOOLS = re.compile(r"<tools>\n(.*?)\n</tools>", re.DOTALL)
 
 
@@ -50,14 +56,18 @@ class Script:
                 raise Unplayable(f"two tasks with different solutions have the same instruction, {instruction!r:.200}")
         self._solutions |= fresh
 
-    def answer(self, prompt: Sequence[int], stop_ids: Sequence[int]) -> list[int]:
-        """Ids of the whole answer, its stop id too. Raises Unplayable."""
+    def answer(self, prompt: Sequence[int], stop_ids: Sequence[int], flaw: Flaw | None = None) -> list[int]:
+        """Ids of the whole answer, its stop id too unless it is cut. Raises Unplayable."""
         if not stop_ids:
             raise Unplayable("a scripted answer needs a stop id to end with; send stop_token_ids")
-        text = self._next(self._tokenizer.decode(list(prompt), skip_special_tokens=False))
-        return [*self._tokenizer.encode(text, add_special_tokens=False).ids, stop_ids[0]]
+        if flaw == "empty":
+            return [stop_ids[0]]
+        told = self._tokenizer.decode(list(prompt), skip_special_tokens=False)
+        text = MALFORMED if flaw == "malformed" else self._next(told, wrong=flaw == "wrong")
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids[: (len(ids) + 1) // 2] if flaw == "cut" else [*ids, stop_ids[0]]
 
-    def _next(self, prompt: str) -> str:
+    def _next(self, prompt: str, *, wrong: bool) -> str:
         turns = TURN.findall(prompt)
         tools = offered_tools(prompt)
         if not tools:  # a title, a summary: whatever it is, it does not work on the task
@@ -66,11 +76,12 @@ class Script:
         finish = FINISH.search(prompt)
         if finish:
             calls = (*calls, ("exec", {"command": finish[1]}))
-        done = sum(role == "assistant" and "<tool_call>" in text for role, text in turns[begin:])
+        done = sum(role == "assistant" and _plays(text) for role, text in turns[begin:])
         if done >= len(calls):
             return CLOSING
         try:
-            return tool_call_text(*offered_call(calls[done], tools))
+            right = offered_call(calls[done], tools)
+            return tool_call_text(*(_wrong_call(right, tools) if wrong else right))
         except NotOffered as error:
             raise Unplayable(f"{error}; choose a harness, or tools of this one, that can do it") from error
 
@@ -90,6 +101,28 @@ class Script:
         """As it reads in a decoded prompt, spaces aside."""
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         return " ".join(self._tokenizer.decode(ids, skip_special_tokens=False).split())
+
+
+def _plays(turn: str) -> bool:
+    """Whether a turn of the model's holds a call of the solution: neither a broken one nor one that was wrong."""
+    return any(WRONG not in call and _is_json(call) for call in CALL.findall(turn))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _wrong_call(right: ToolCall, tools: Sequence[Schema]) -> ToolCall:
+    """A look at a file that is not there; where nothing can look, the right tool with arguments that are no use."""
+    try:
+        return offered_call(("read", {"path": WRONG}), tools)
+    except NotOffered:
+        name, arguments = right
+        return name, {each: WRONG if isinstance(value, str) else value for each, value in arguments.items()}
 
 
 def offered_tools(prompt: str) -> list[Schema]:

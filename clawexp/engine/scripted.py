@@ -10,11 +10,13 @@ The engine looks at nothing but prompts: see `clawexp.engine.script`.
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from clawexp.component import component
 from clawexp.engine.client import EngineClient
 from clawexp.engine.embedded import Embedded
+from clawexp.engine.flaws import Flaws
 from clawexp.records import Task
 from clawexp.spec import Model
 
@@ -36,6 +38,9 @@ class Scripted(Embedded):
     calls: tuple[tuple[str, dict[str, Any]], ...]
     """Tool calls in the words of `Task.oracle`, whatever the harness names its tools."""
 
+    flaws: Flaws
+    """What goes wrong on purpose."""
+
     def refuses(self, model: Model) -> str | None:
         """A script can read prompts of one form alone."""
         if model.rendering == "qwen3":
@@ -43,7 +48,7 @@ class Scripted(Embedded):
         return f"a script reads prompts of model.rendering=qwen3, not {model.rendering}; use model=scripted"
 
     def settings(self, model: Model, seed: int) -> dict[str, Any]:
-        return {**super().settings(model, seed), "calls": self.calls}
+        return {**super().settings(model, seed), "calls": self.calls, "flaws": asdict(self.flaws)}
 
     def client(self, url: str, key: str) -> ScriptedClient:
         return ScriptedClient(url, key, self.start_s)

@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,8 @@ import torch
 from aiohttp import web
 
 from clawexp.child import read_settings, say_ready
-from clawexp.engine.routes import application
+from clawexp.engine.flaws import Flaws
+from clawexp.engine.routes import Played, application
 from clawexp.engine.scheduler import Scheduler
 from clawexp.engine.script import Script
 from clawexp.engine.tools import ToolCall
@@ -35,6 +36,8 @@ class Settings:
     calls: Sequence[ToolCall] | None = None
     """None: answers are sampled. Otherwise a script says them: these calls, or where there are none, what it is told
     of each task."""
+    flaws: Mapping[str, float] | None = None
+    """Of a script: the fields of `clawexp.engine.flaws.Flaws`."""
 
 
 async def serve(settings: Settings) -> None:
@@ -49,9 +52,11 @@ async def serve(settings: Settings) -> None:
         deterministic=settings.deterministic,
     )
     # A client that leaves cancels its handler, and with it the generation.
-    script = None if settings.calls is None else Script(Path(settings.checkpoint), settings.calls)
+    played = None
+    if settings.calls is not None and settings.flaws is not None:
+        played = Played(Script(Path(settings.checkpoint), settings.calls), Flaws(**settings.flaws))
     runner = web.AppRunner(
-        application(scheduler, settings.key, script),
+        application(scheduler, settings.key, played),
         handler_cancellation=True,
         keepalive_timeout=KEEP_ALIVE_S,
         access_log=None,

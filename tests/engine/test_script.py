@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from played import FOLDER, READ, RENDERING, STOP, TOKENIZER, TOOLS, WRITE, asked, says, tools
 
-from clawexp.capture.message import Message
-from clawexp.engine.script import CLOSING, Script, Unplayable, tool_call_text
+from clawexp.capture.message import Message, ToolCall
+from clawexp.engine.script import CLOSING, WRONG, Script, Unplayable, tool_call_text
 
 
 def followed(prompt: list[int], answer: list[int], result: str) -> list[int]:
@@ -85,3 +85,30 @@ def test_the_newest_solution_of_an_instruction_counts() -> None:
     script.expect([("Same.", [READ]), ("Same.", [READ])])
     script.expect([("Same.", [WRITE])])
     assert '"Write"' in says(script, asked("Same."))
+
+
+def test_a_wrong_or_broken_call_is_no_part_of_the_solution() -> None:
+    script = Script(FOLDER, ())
+    script.expect([("First task.", [READ, WRITE])])
+    prompt = asked("First task.")
+    for flaw in ("wrong", "malformed", "cut", "empty", None):
+        answer = script.answer(prompt, [STOP], flaw)
+        parsed = RENDERING.parse(answer)
+        expected = {"wrong": "tool_calls", "empty": "text", None: "tool_calls"}.get(flaw, flaw)
+        assert parsed.verdict == expected
+        assert (answer[-1] == STOP) == (flaw != "cut")
+        if parsed.tool_calls:
+            path = WRONG if flaw == "wrong" else "a.txt"
+            assert parsed.tool_calls[0] == ToolCall(name="Read", arguments={"file_path": path})
+        longer = RENDERING.extend(prompt, answer, [Message(role="user", content="Go on.")], TOOLS)
+        assert longer is not None
+        prompt = longer
+    assert '"Write"' in says(script, prompt)
+
+
+def test_a_wrong_call_without_a_tool_that_looks_is_the_right_tool_in_vain() -> None:
+    script = Script(FOLDER, ())
+    script.expect([("First task.", [WRITE])])
+    answer = script.answer(asked("First task.", tools(Write=["file_path", "content"])), [STOP], "wrong")
+    (call,) = RENDERING.parse(answer).tool_calls
+    assert call == ToolCall(name="Write", arguments={"file_path": WRONG, "content": WRONG})
