@@ -37,7 +37,7 @@ class Conversation:
             base=base,
             cause="continue",
             kind="main" if base is None else base.kind,
-            edits=self._new_edits(request, view),
+            edits=self._new_edits(request, view, base),
         )
         if base is None:
             self._fork(exchange, request, self._exchanges)
@@ -143,11 +143,14 @@ class Conversation:
             base.sequence[:length], base.sequence[length:].tolist(), new_messages, request.tools
         )
 
-    def _new_edits(self, request: Request, view: View) -> tuple[Edit, ...]:
+    def _new_edits(self, request: Request, view: View, base: Exchange | None) -> tuple[Edit, ...]:
         """Those of messages and tools that no committed call has: each is noted once."""
         if not (request.message_edits or request.tool_edits):
             return ()
         committed = [earlier for earlier in self._exchanges if earlier.answer is not None]
-        known = max((earlier.told(view) for earlier in committed), default=0)
+        known = 0 if base is None else len(base.view.messages) + 1
+        for earlier in committed:
+            if len(earlier.view.messages) >= known:  # others cannot share more
+                known = max(known, earlier.told(view))
         tools = () if any(earlier.view.tools == view.tools for earlier in committed) else request.tool_edits
         return (*tools, *(edit for place, edit in request.message_edits if place >= known))

@@ -107,10 +107,9 @@ class _Draft:
             self.max_tokens = most
 
     def _inject(self, name: str, rule: Inject) -> None:
-        kept = [(place, message) for place, message in enumerate(self.places) if message is not None]
-        # A system prompt stands first: what a later system message says must not change what came before it.
-        among = kept[:1] if rule.part == "system" else kept
-        found = next(((place, message) for place, message in among if message.role == rule.part), None)
+        # A system prompt was made, or came first: a later system message must not change what came before it.
+        among = self.places[:2] if rule.part == "system" else self.places
+        found = next(((place, told) for place, told in enumerate(among) if told and told.role == rule.part), None)
         if found is not None:
             place, message = found
             both = (rule.text, message.content) if rule.at == "start" else (message.content, rule.text)

@@ -100,9 +100,9 @@ def test_a_wrong_or_broken_call_is_no_part_of_the_solution() -> None:
         if parsed.tool_calls:
             path = WRONG if flaw == "wrong" else "a.txt"
             assert parsed.tool_calls[0] == ToolCall(name="Read", arguments={"file_path": path})
-        longer = RENDERING.extend(prompt, answer, [Message(role="user", content="Go on.")], TOOLS)
-        assert longer is not None
-        prompt = longer
+        added = RENDERING.extend(np.array(prompt), answer, [Message(role="user", content="Go on.")], TOOLS)
+        assert added is not None
+        prompt = [*prompt, *answer, *added]
     assert '"Write"' in says(script, prompt)
 
 
