@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 from bench import CALL, SCHEMA, assert_exact_chain
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from stub_engine import StubEngine, model_of, options_of, serve_stub
 
@@ -159,6 +159,8 @@ ALL = of(
 )
 
 
+@settings(deadline=None)
+@example([Message(role="tool", content="date 2"), Message(role="system", content="a hint")], 0)
 @given(st.lists(MESSAGES, min_size=1, max_size=12), st.integers(0, 12))
 def test_what_is_appended_changes_nothing_before_it(messages: list[Message], at: int) -> None:
     whole = ALL.request(request(*messages)).messages
