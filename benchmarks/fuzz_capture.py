@@ -328,7 +328,7 @@ async def rollout(seed: int, folder: Path) -> tuple[list[Call], Harness]:
     )
     service = CaptureService(caller, max_calls=10**6, fsync=False, keep_raw=False)
     journal = folder / f"{seed}.log"
-    service.open(Opening(rollout_id=f"r{seed}", key="k", seed=seed, temperature=1.0, journal=journal))
+    await service.open(Opening(rollout_id=f"r{seed}", key="k", seed=seed, temperature=1.0, journal=journal))
     harness = Harness(rng, service, Oracle(rendering), "k")
     first = [{"role": "system", "content": "Work."}, user(words(rng, 5))]
     async with asyncio.TaskGroup() as group:

@@ -14,6 +14,11 @@ ROOT = Path(__file__).parents[1]
 SHARED_TESTS = {
     # Seen through the HTTP that they serve, in one live proxy.
     "capture/addon.py": "capture/test_proxy.py",
+    "capture/authority.py": "capture/test_interception.py",
+    "capture/listeners.py": "capture/test_proxy.py",
+    "capture/passage.py": "capture/test_interception.py",
+    "capture/upstream.py": "capture/test_interception.py",
+    "capture/way_in.py": "capture/test_interception.py",
     "capture/admin.py": "capture/test_boundary.py",
     "capture/caller.py": "capture/test_proxy.py",
     "capture/dialects/anthropic_answer.py": "capture/test_anthropic_messages.py",
@@ -155,6 +160,6 @@ def test_every_test_file_names_what_it_tests() -> None:
     known = {Path(name).stem for name in modules()} | {
         Path(name).parts[0] + "_" + Path(name).stem for name in modules()
     }
-    known |= {"layout", "readme", "conf", "recorded", "bad_input"}
+    known |= {"layout", "readme", "conf", "recorded", "bad_input", "interception"}
     for name in files("tests", "test_*.py"):
         assert Path(name).stem.removeprefix("test_") in known, name

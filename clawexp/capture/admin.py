@@ -34,7 +34,7 @@ class Admin:
     async def open(self, request: web.Request) -> web.Response:
         asked: dict[str, Any] = await request.json()
         try:
-            self._service.open(Opening(**{**asked, "journal": Path(asked["journal"])}))
+            await self._service.open(Opening(**{**asked, "journal": Path(asked["journal"])}))
         except ClawexpError as error:
             return web.json_response({"error": str(error)}, status=409)
         return web.json_response({})

@@ -1,8 +1,8 @@
 """Append-only logs that survive a kill at any moment, and the log of one rollout's calls.
 
 A record is one line: the CRC-32 of the rest in hex, a space, compact JSON. The last line may be torn, which is
-logged as a warning; any other fault is an error. A call's prompt is stored as (parent, shared, new ids), so that a rollout of n calls
-costs O(tokens).
+logged as a warning; any other fault is an error. A call's prompt is stored as (parent, shared, new ids), so that a
+rollout of n calls costs O(tokens).
 """
 
 import asyncio

@@ -18,6 +18,7 @@ from clawexp.capture.admin import admin_socket
 from clawexp.capture.caller import Caller
 from clawexp.capture.garbage import Garbage
 from clawexp.capture.generation import Sampler
+from clawexp.capture.listeners import Listeners
 from clawexp.capture.passage import Passages
 from clawexp.capture.rendering import open_rendering
 from clawexp.capture.rules import Rules
@@ -105,6 +106,7 @@ def _proxy(addon: CaptureAddon, authority: str | None) -> tuple[master.Master, p
     """
     settings = options.Options(listen_host="127.0.0.1", listen_port=0, mode=["regular"], http2=False)
     proxy = master.Master(settings, event_loop=asyncio.get_running_loop(), with_termlog=False)
+    proxy.addons = Listeners(proxy)
     servers = proxyserver.Proxyserver()
     proxy.addons.add(core.Core(), servers, next_layer.NextLayer(), errorcheck.ErrorCheck())
     if authority is not None:

@@ -22,7 +22,7 @@ from clawexp.capture.template import TemplateRendering
 from clawexp.capture.tokenizer import Tokenizer
 from clawexp.errors import ConfigError
 
-BLOCK = 4096
+BLOCK = 256
 """Ids that are searched at once."""
 
 
@@ -111,9 +111,10 @@ def _last(ids: np.ndarray, wanted: Sequence[int]) -> int:
     """Where one of `wanted` stands last; 0 where none does. It is looked for from the end."""
     for end in range(len(ids), 0, -BLOCK):
         begin = max(0, end - BLOCK)
-        found = np.flatnonzero(np.isin(ids[begin:end], wanted))
-        if len(found):
-            return begin + int(found[-1])
+        block = ids[begin:end].tolist()
+        found = next((place for place in range(len(block) - 1, -1, -1) if block[place] in wanted), None)
+        if found is not None:
+            return begin + found
     return 0
 
 

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-LONG_TEXT = 16_384
-"""Characters that take a few milliseconds to encode."""
+LONG_TEXT = 4096
+"""Characters that take some milliseconds to encode."""
 LONGEST_BODY = 32 * 2**20
 """Bytes. The longest context in tokens is far shorter; what is longer would only keep others waiting."""
 
@@ -62,24 +62,32 @@ class CaptureService:
         self._keep_raw = keep_raw
         self.rollouts: dict[str, OpenRollout] = {}
         """By key."""
+        self._keys: dict[str, str] = {}
+        """By id of the rollout."""
 
-    def open(self, opening: Opening) -> None:
+    async def open(self, opening: Opening) -> None:
         """Serve a rollout from now on. Raises CaptureError, JournalError."""
-        known = {rollout.opening.rollout_id for rollout in self.rollouts.values()}
-        if opening.key in self.rollouts or opening.rollout_id in known:
+        if opening.rollout_id in self._keys or opening.key in self._keys.values():
             raise CaptureError(f"rollout {opening.rollout_id} is open already, or shares its key with one that is")
-        journal = CallJournal(opening.journal, fsync=self._fsync)
+        self._keys[opening.rollout_id] = opening.key
+        try:
+            # A new file's name takes the disk some time, in which others are served.
+            journal = await asyncio.to_thread(CallJournal, opening.journal, fsync=self._fsync)
+            raw = RawLog(raw_path(opening.journal), opening.key) if self._keep_raw else None
+        except JournalError:
+            del self._keys[opening.rollout_id]
+            raise
         conversation = Conversation(self._caller.rendering)
-        raw = RawLog(raw_path(opening.journal), opening.key) if self._keep_raw else None
         self.rollouts[opening.key] = OpenRollout(opening=opening, conversation=conversation, journal=journal, raw=raw)
 
     async def close(self, rollout_id: str) -> Mapping[str, Any]:
         """Refuse the rollout's key from now on, wait for its calls in flight, and sum up. Raises
         CaptureError."""
-        keys = [key for key, rollout in self.rollouts.items() if rollout.opening.rollout_id == rollout_id]
-        if not keys:
+        key = self._keys.get(rollout_id)
+        if key not in self.rollouts:
             raise CaptureError(f"rollout {rollout_id} is not open")
-        rollout = self.rollouts.pop(keys[0])
+        del self._keys[rollout_id]
+        rollout = self.rollouts.pop(key)
         await rollout.idle.wait()
         rollout.close()
         return rollout.summary()

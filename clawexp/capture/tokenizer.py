@@ -2,12 +2,16 @@
 
 import hashlib
 import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from clawexp.errors import ConfigError
+
+SHORT = 64
+"""Characters. Most of what a template puts around turns is short, and the same each time."""
 
 
 class Tokenizer:
@@ -23,6 +27,7 @@ class Tokenizer:
         except OSError as error:
             raise ConfigError(f"no tokenizer.json in {folder}: {error}; check model.path") from error
         self._backend = tokenizers.Tokenizer.from_str(content)
+        self._short = lru_cache(maxsize=4096)(self._encode)
         self.digest = hashlib.sha256(content.encode()).hexdigest()
         self.eos_token_id = self.convert_tokens_to_ids(self.special("eos_token"))
         self.unk_token_id = self.convert_tokens_to_ids(self.special("unk_token"))
@@ -33,6 +38,11 @@ class Tokenizer:
         return (token["content"] if isinstance(token, dict) else token) or ""
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        if len(text) <= SHORT:
+            return list(self._short(text, add_special_tokens))
+        return self._encode(text, add_special_tokens)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # Programs cut their output inside a surrogate pair, JSON carries the half over, and no tokenizer
         # takes it.
         whole = text.encode("utf-8", "replace").decode()

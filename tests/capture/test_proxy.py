@@ -10,6 +10,7 @@ import openai
 import pytest
 from bench import CALL, SCHEMA, Bench, assert_exact_chain
 
+from clawexp.capture.journal import AppendLog
 from clawexp.capture.keep_alive import PING_S
 from clawexp.errors import CaptureError
 
@@ -386,6 +387,7 @@ async def test_the_live_process_has_no_torch(bench: Live) -> None:
 
 
 async def test_a_rollout_is_never_written_over_an_earlier_one(bench: Live) -> None:
-    bench.boundary.journal("earlier").write_text("a call\n")
+    with AppendLog(bench.boundary.journal("earlier"), fsync=False) as journal:
+        journal.append({"call": "an earlier one"})
     with pytest.raises(CaptureError, match="earlier attempt"):
         await bench.boundary.open("earlier", seed=1)
