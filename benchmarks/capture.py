@@ -1,193 +1,236 @@
-"""What the model boundary adds to a call: latency and CPU, against asking the engine directly.
+"""What the model boundary costs, beside its neighbours under the same load: latency and CPU a call, calls a second.
 
     python benchmarks/capture.py
+    python benchmarks/capture.py --litellm /tmp/venv-litellm --verifiers /tmp/venv-verifiers
+    python benchmarks/capture.py --parts load --dialects chat --rollouts 64 --seconds 4
 
-One run, no warm-up beyond the first call of each rollout. The engine is a stub in a process of its own that waits
-`--engine-ms` and answers with fixed ids; baseline `direct` posts the same prompts to it by the engine's own contract.
-Every rollout is a conversation that grows by one tool call and one result per call.
+Neighbours run in environments of their own, and are left out where none is given:
+
+    python -m venv /tmp/venv-litellm && /tmp/venv-litellm/bin/pip install 'litellm[proxy]==1.108.7'
+    python -m venv /tmp/venv-verifiers && /tmp/venv-verifiers/bin/pip install verifiers==0.4.0
+
+Part `load`. Every rollout is a conversation that grows by a tool call and its result per call, 12 calls, over one
+connection. The engine is a stub; it tells in its answer how long it took, and what a call took beyond that was added.
+The product keeps to core 0, load and stub share core 1; calls that begin after the warm-up count. The stub waits 0.5 to
+1.5 s, uniformly drawn, or answers at once. `direct` asks the stub itself. CPU is the product's process. `waited` is
+time, per call, in which that process could run and other programs had its core: where it is not small the machine was
+busy, and latencies say little.
+
+Part `long`: a rollout of 200 calls and 64,000 tokens inside this process, what its last calls cost stage by stage, and
+the exponents by which encoded tokens and journal bytes grow with the number of calls. Part `memory`: 1,000 rollouts
+open in one worker.
 """
 
 import argparse
 import asyncio
-import json
-import sys
+import gc
+import itertools
+import os
+import platform
 import tempfile
-import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import aiohttp
-import tokenizers
-from aiohttp import web
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
-
-from clawexp.capture.boundary import boundary
 from clawexp.capture.tokenizer import Tokenizer
-from clawexp.protocols import EngineHandle
-from clawexp.spec import CaptureOptions, Model
+from load import neighbours
+from load.checkpoint import write_checkpoint
+from load.clawexp_capture import Captured, captured
+from load.dialects import DIALECTS, Dialect
+from load.drive import Measured, Pace, Target, drive, visit
+from load.long_rollout import CALLS, LAST, MATCHED, exponent, played
+from load.process import LOAD_CORE, PRODUCT_CORE, keep_to, resident_kib
+from load.stub import set_delay, stub_process
 
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MARKUP = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-TEXT = 'Reading.\n<tool_call>\n{"name": "read", "arguments": {"path": "notes.txt"}}\n</tool_call><|im_end|>'
-SYSTEM, RESULT = "You work with files. " * 200, "x = 4\n" * 50
-"""4,200 and 300 characters, and as many tokens: the vocabulary is bytes."""
-CALLS = 20
+PARTS = ("load", "long", "memory")
+PRODUCTS = ("direct", "clawexp", "litellm", "verifiers")
+ENGINES = {"1 s": (0.5, 1.5), "at once": (0.0, 0.0)}
+GROWTH = (25, 50, 100, 200)
+OPEN = 1000
+IDLE_CALLS = 3
+LITELLM_ROLLOUTS = 64
+"""With a 1 s engine LiteLLM's proxy takes no more: its worker makes fewer than 100 calls a second."""
 
-
-class NoEngine:
-    """Fills a model's engine field: the stub is reached by its URL."""
-
-    def serve(self, model: Model, seed: int, folder: Path) -> AbstractAsyncContextManager[EngineHandle]:
-        raise NotImplementedError
-
-
-def write_checkpoint(folder: Path) -> None:
-    """A vocabulary of bytes and Qwen3's special tokens, and empty files for the rest."""
-    alphabet = {token: index for index, token in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = tokenizers.Tokenizer(models.BPE(vocab=alphabet, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
-    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKUP])
-    backend.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(b"")
+Row = tuple[str, str, str, int, str]
+"""Product, dialect, JSON or SSE, rollouts, engine."""
 
 
-async def serve_stub(delay_s: float, ids: Sequence[int]) -> None:
-    """The engine's contract; prints its port and serves until it is killed."""
-    choice = {"token_ids": ids, "logprobs": {"content": [{"logprob": -0.5}] * len(ids)}, "finish_reason": "stop"}
-    answer = {"choices": [choice | {"weight_versions": [{"version": 0, "start": 0, "end": len(ids)}]}]}
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """Something between harness and engine."""
 
-    async def generate(request: web.Request) -> web.Response:
-        await request.json()
-        await asyncio.sleep(delay_s)
-        return web.json_response(answer)
-
-    app = web.Application(client_max_size=2**26)
-    app.add_routes([web.post("/inference/v1/generate", generate)])
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    print(site.name, flush=True)
-    await asyncio.Event().wait()
+    name: str
+    targets: Mapping[str, Target]
+    """By dialect."""
+    capture: Captured | None = None
 
 
 @asynccontextmanager
-async def stub_process(delay_s: float, ids: Sequence[int]) -> AsyncIterator[str]:
-    """The stub's URL."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, "--stub", json.dumps([delay_s, list(ids)]), stdout=asyncio.subprocess.PIPE
+async def product(name: str, options: argparse.Namespace, engine: str, folder: Path) -> AsyncIterator[Product]:
+    """A live one."""
+    checkpoint, work = folder / "checkpoint", folder / name
+    work.mkdir(exist_ok=True)
+    match name:
+        case "direct":
+            target = Target(url=engine, pid=os.getpid(), open=_nothing)
+            yield Product(name=name, targets={"chat": target, "anthropic": target})
+        case "clawexp":
+            async with captured(checkpoint, engine, work) as capture:
+                yield Product(name=name, targets={each.name: capture.target for each in DIALECTS}, capture=capture)
+        case "litellm":
+            async with neighbours.litellm(options.litellm, engine, work) as targets:
+                yield Product(name=name, targets=targets)
+        case _:
+            async with neighbours.verifiers(options.verifiers, engine, checkpoint, work) as targets:
+                yield Product(name=name, targets=targets)
+
+
+async def _nothing() -> str:
+    return "sk-none"
+
+
+async def measure_load(options: argparse.Namespace, folder: Path) -> dict[Row, Measured]:
+    """One row after the other."""
+    print(  # times in ms, sizes in kB
+        "product    dialect    form  rollouts  engine   calls  added P50       P99  CPU a call  waited  calls/s   sent"
     )
-    assert process.stdout is not None
-    try:
-        yield (await process.stdout.readline()).decode().strip()
-    finally:
-        process.kill()
-        await process.wait()
+    rows: dict[Row, Measured] = {}
+    async with stub_process(folder / "checkpoint") as engine:
+        for name in options.products:
+            async with product(name, options, engine, folder) as live:
+                for pid in {target.pid for target in live.targets.values()} - {os.getpid()}:
+                    keep_to(PRODUCT_CORE, pid)
+                chosen = [each for each in DIALECTS if each.name in options.dialects and each.name in live.targets]
+                for dialect, stream in itertools.product(chosen, (False, True)):
+                    rows.update(await _measured(live, dialect, stream, options, engine))
+                if live.capture is not None:
+                    print(f"clawexp's journals hold: {dict(await live.capture.close())}")
+    return rows
 
 
-async def timed(session: aiohttp.ClientSession, url: str, body: Any, key: str) -> tuple[float, Any]:
-    """Milliseconds of one request, and its answer."""
-    begin = time.perf_counter()
-    async with session.post(url, json=body, headers={"authorization": f"Bearer {key}"}) as response:
-        answer = await response.json()
-    assert response.status == 200, answer
-    return 1000 * (time.perf_counter() - begin), answer
+async def _measured(
+    live: Product, dialect: Dialect, stream: bool, options: argparse.Namespace, engine: str
+) -> dict[Row, Measured]:
+    rows = {}
+    for waits, rollouts in _loads(live.name, options):
+        await set_delay(engine, *ENGINES[waits])
+        pace = Pace(rollouts=rollouts, warm_s=options.warm, measured_s=options.seconds)
+        gc.collect()
+        gc.freeze()
+        row = (live.name, dialect.name, "SSE" if stream else "JSON", rollouts, waits)
+        rows[row] = await drive(live.targets[dialect.name], dialect, stream, pace)
+        _print_row(row, rows[row])
+    return rows
 
 
-async def converse(session: aiohttp.ClientSession, url: str, key: str) -> list[float]:
-    """One rollout through the boundary."""
-    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Go."}]
-    latencies = []
-    for _ in range(CALLS):
-        latency, answer = await timed(session, f"{url}/v1/chat/completions", {"messages": messages}, key)
-        latencies.append(latency)
-        message = answer["choices"][0]["message"]
-        results = [{"role": "tool", "tool_call_id": c["id"], "content": RESULT} for c in message["tool_calls"]]
-        messages = [*messages, message, *results]
-    return latencies[1:]
+def _loads(name: str, options: argparse.Namespace) -> list[tuple[str, int]]:
+    """Engine and rollouts."""
+    waiting = [("1 s", n) for n in options.rollouts if name != "litellm" or n <= LITELLM_ROLLOUTS]
+    return [*waiting, ("at once", min(options.rollouts))]
 
 
-async def repeat(session: aiohttp.ClientSession, url: str, prompts: Sequence[Sequence[int]]) -> list[float]:
-    """One rollout's prompts, sent to the engine itself."""
-    latencies = []
-    for prompt in prompts:
-        body = {"request_id": "x", "token_ids": list(prompt), "sampling_params": {"temperature": 1.0}}
-        latencies.append((await timed(session, f"{url}/inference/v1/generate", body, ""))[0])
-    return latencies[1:]
-
-
-async def compare(rollouts: int, delay_s: float, folder: Path) -> None:
-    """One line: latency direct and captured, and the CPU of the capture process."""
-    ids = Tokenizer(folder).encode(TEXT)
-    options = CaptureOptions(
-        temperature=1.0,
-        max_calls=CALLS,
-        engine_retries=0,
-        engine_timeout_s=60,
-        fsync=True,
-        workers=1,
-        allow_hosts=(),
-        cache=False,
-        keep_raw=False,
-        rules={},
-    )
-    model = Model(
-        name="bench",
-        path=str(folder),
-        rendering="qwen3",
-        context=65536,
-        max_tokens=256,
-        source=None,
-        engine=NoEngine(),
-    )
-    run = folder / f"run-{rollouts}"
-    async with (
-        stub_process(delay_s, ids) as engine,
-        boundary(options, model, engine, "", run) as live,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
-    ):
-        keys = [await live.open(f"r{number}", seed=0) for number in range(rollouts)]
-        before = (await live.stats())[0]["cpu_s"]
-        async with asyncio.TaskGroup() as group:
-            url = f"http://127.0.0.1:{live.door('r0').port}"
-            tasks = [group.create_task(converse(session, url, key)) for key in keys]
-        (stats,) = await live.stats()
-        captured = sorted(latency for task in tasks for latency in task.result())
-        prompts = [call.prompt_ids for call in (await live.close("r0")).calls]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(repeat(session, engine, prompts)) for _ in range(rollouts)]
-        direct = sorted(latency for task in tasks for latency in task.result())
-    cpu_ms = 1000 * (stats["cpu_s"] - before) / (rollouts * CALLS)
+def _print_row(row: Row, seen: Measured) -> None:
+    name, dialect, form, rollouts, waits = row
+    own = f"{seen.cpu_ms:11.2f} {seen.kept_waiting_ms:7.2f}" if name != "direct" else f"{'-':>11} {'-':>7}"
+    added = f"{seen.percentile(0.5):10.1f} {seen.percentile(0.99):9.1f}"
     print(
-        f"{rollouts:3d} rollouts, prompts of {len(prompts[0])} to {len(prompts[-1])} tokens: "
-        f"direct P50 {percentile(direct, 50):.1f} P99 {percentile(direct, 99):.1f} ms, "
-        f"captured P50 {percentile(captured, 50):.1f} P99 {percentile(captured, 99):.1f} ms; "
-        f"capture process {cpu_ms:.2f} ms CPU a call, peak {stats['peak_mb']} MB"
+        f"{name:10} {dialect:10} {form:5} {rollouts:7d}  {waits:8} {len(seen.added_ms):5d} {added} {own} "
+        f"{seen.calls_s:8.0f} {seen.body_kb:8.1f}",
+        flush=True,
     )
 
 
-def percentile(ordered: Sequence[float], share: int) -> float:
-    return ordered[min(len(ordered) - 1, len(ordered) * share // 100)]
+def print_ratios(rows: Mapping[Row, Measured]) -> None:
+    """CPU per call beside LiteLLM's, in the same run."""
+    for (name, dialect, form, rollouts, waits), seen in rows.items():
+        theirs = rows.get(("litellm", dialect, form, rollouts, waits))
+        if name == "clawexp" and theirs is not None:
+            print(
+                f"{dialect}, {form}, {rollouts} rollouts, engine {waits}: CPU per call is {seen.cpu_ms:.2f} ms, "
+                f"{seen.cpu_ms / theirs.cpu_ms:.2f} of LiteLLM's {theirs.cpu_ms:.2f}"
+            )
+
+
+def measure_long(tokenizer: Tokenizer, dialects: Sequence[Dialect], folder: Path) -> None:
+    """The 200th call, stage by stage, and growth."""
+    for dialect in dialects:
+        last = played(tokenizer, dialect, CALLS, folder)
+        conversation = sum(last.stages_ms[stage] for stage in MATCHED)
+        stages = ", ".join(f"{stage} {ms:.2f}" for stage, ms in last.stages_ms.items())
+        print(
+            f"{dialect.name}: call {CALLS} has {last.prompt_tokens} tokens in {last.body_bytes / 1000:.0f} kB; its "
+            f"match and delta take {conversation:.2f} ms (median of the last {LAST}; slowest {last.slowest_ms:.2f}); "
+            f"all stages, ms: {stages}"
+        )
+    first, *runs = (played(tokenizer, dialects[0], calls, folder) for calls in (1, *GROWTH))
+    for what, once, amounts in (
+        ("encoded tokens", first.encoded, [run.encoded for run in runs]),
+        ("journal bytes", first.journal_bytes, [run.journal_bytes for run in runs]),
+    ):
+        further = exponent([calls - 1 for calls in GROWTH], [amount - once for amount in amounts])
+        print(f"{what} of 1 call: {once}; of {GROWTH} calls: {amounts}; exponent, beyond the first call, {further:.2f}")
+
+
+async def measure_memory(folder: Path) -> None:
+    """Of one worker with many rollouts open."""
+    async with (
+        stub_process(folder / "checkpoint") as engine,
+        captured(folder / "checkpoint", engine, folder) as capture,
+    ):
+        empty = resident_kib(capture.pid)
+        keys = [await capture.open() for _ in range(OPEN)]
+        opened = resident_kib(capture.pid)
+        left = iter(keys)
+
+        async def take() -> str:
+            return next(left)
+
+        target = Target(url=capture.target.url, pid=capture.pid, open=take)
+        await visit(target, DIALECTS[0], OPEN, IDLE_CALLS)
+        used = resident_kib(capture.pid)
+        print(
+            f"{OPEN} rollouts open in one worker: {(opened - empty) / OPEN:.1f} KiB each before their first call, "
+            f"{(used - empty) / OPEN:.1f} KiB each after {IDLE_CALLS} calls; the process {used / 1024:.0f} MiB, "
+            f"{empty / 1024:.0f} without rollouts"
+        )
+        await capture.close()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine-ms", type=float, default=200.0)
-    parser.add_argument("--rollouts", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--stub", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.stub:
-        asyncio.run(serve_stub(*json.loads(arguments.stub)))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        write_checkpoint(Path(folder))
-        for rollouts in arguments.rollouts:
-            asyncio.run(compare(rollouts, arguments.engine_ms / 1000, Path(folder)))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--products", nargs="+", choices=PRODUCTS, default=PRODUCTS)
+    parser.add_argument("--dialects", nargs="+", choices=[each.name for each in DIALECTS])
+    parser.add_argument("--rollouts", nargs="+", type=int, default=[64, 256])
+    parser.add_argument("--seconds", type=float, default=8.0, help="of a window that counts")
+    parser.add_argument("--warm", type=float, default=3.0, help="seconds before it")
+    parser.add_argument("--litellm", type=Path, metavar="VENV")
+    parser.add_argument("--verifiers", type=Path, metavar="VENV")
+    options = parser.parse_args()
+    options.dialects = options.dialects or [each.name for each in DIALECTS]
+    options.products = [name for name in options.products if _present(name, options)]
+    python, cores = platform.python_version(), os.cpu_count()
+    print(f"Python {python}, {cores} cores, load average {os.getloadavg()[0]:.1f} at the start")
+    with tempfile.TemporaryDirectory() as temporary:
+        keep_to(LOAD_CORE, os.getpid())
+        folder = Path(temporary)
+        (folder / "checkpoint").mkdir()
+        tokenizer = write_checkpoint(folder / "checkpoint")
+        if "load" in options.parts:
+            print_ratios(asyncio.run(measure_load(options, folder)))
+        if "long" in options.parts:
+            measure_long(tokenizer, [each for each in DIALECTS if each.name in options.dialects], folder)
+        if "memory" in options.parts:
+            asyncio.run(measure_memory(folder))
+    print(f"load average {os.getloadavg()[0]:.1f} at the end")
+
+
+def _present(name: str, options: argparse.Namespace) -> bool:
+    if name in ("litellm", "verifiers") and getattr(options, name) is None:
+        print(f"{name} is left out: --{name} names no environment with it")
+        return False
+    return True
 
 
 if __name__ == "__main__":
