@@ -45,7 +45,12 @@ async def litellm(venv: Path, engine: str, folder: Path) -> AsyncIterator[Mappin
 
     with (folder / "litellm.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *command, stdout=log, stderr=log, cwd=folder, env={**os.environ, **environment}
+            *command,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            env={**os.environ, **environment},
+            start_new_session=True,  # as clawexp's: the kernel shares a core out among sessions
         )
     try:
         await _answers(f"{url}/health/liveliness", folder / "litellm.log", process)
@@ -86,7 +91,12 @@ async def verifiers(venv: Path, engine: str, checkpoint: Path, folder: Path) -> 
     command: Sequence[str] = [str(venv / "bin/python"), str(SERVER), engine, str(checkpoint), str(SESSIONS)]
     with (folder / "verifiers.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=log, limit=2**24, cwd=folder
+            *command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            limit=2**24,
+            cwd=folder,
+            start_new_session=True,
         )
     assert process.stdout is not None
     try:
