@@ -155,7 +155,7 @@ async def play(tokenizer: Tokenizer, dialect: Dialect, calls: int, folder: Path)
     )
     service = CaptureService(caller, max_calls=10_000, fsync=True, keep_raw=False)
     journal = Path(tempfile.mkdtemp(dir=folder)) / "long.log"
-    service.open(Opening(rollout_id="long", key="k", seed=0, temperature=1.0, journal=journal))
+    await service.open(Opening(rollout_id="long", key="k", seed=0, temperature=1.0, journal=journal))
     rollout = service.rollouts["k"]
     path, headers = dialect.path(stream=False), dialect.headers("k") | {"content-type": "application/json"}
     asked = Asked(method="POST", path=path, query={}, headers=headers)
