@@ -46,7 +46,7 @@ async def gathered(folder: RunFolder, step: int, number: int = 0, head: str = ""
     name = f"{head}{step:05d}-t-builtin-{number}"
     first = call(name)
     calls = (first, call(name, 1, first))
-    journal = CallJournal(folder.calls / f"{name}.log", fsync=False)
+    journal = CallJournal(folder.calls / f"{name}.log", syncer=None)
     for each in calls:
         await journal.commit(each, each.prompt_ids[each.shared :])
     journal.close()

@@ -5,8 +5,6 @@ logged as a warning; any other fault is an error. A call's prompt is stored as (
 rollout of n calls costs O(tokens).
 """
 
-import asyncio
-import json
 import logging
 import os
 import zlib
@@ -16,7 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from clawexp.capture.syncer import Syncer
 from clawexp.errors import JournalError
+from clawexp.quick_json import dumps, loads
 from clawexp.records import Call, CallRecord, Edit, Span
 
 log = logging.getLogger(__name__)
@@ -86,9 +86,10 @@ class AppendLog:
 class CallJournal(AppendLog):
     """The log of one rollout's calls. Written once: a file that already holds calls is refused."""
 
-    def __init__(self, path: Path, *, fsync: bool) -> None:
-        """Raises JournalError."""
-        super().__init__(path, fsync=fsync)
+    def __init__(self, path: Path, *, syncer: Syncer | None) -> None:
+        """Without a syncer a call survives the process's end, not the machine's. Raises JournalError."""
+        super().__init__(path, fsync=syncer is not None)
+        self._syncer = syncer
         if os.fstat(self._file).st_size:
             self.close()
             raise JournalError(
@@ -104,8 +105,8 @@ class CallJournal(AppendLog):
         """
         with self._closed_on_error():
             self._write(_written(call, new_ids))
-            if self._fsync:
-                await asyncio.to_thread(os.fsync, self._file)
+            if self._syncer is not None:
+                await self._syncer.sync(self._file)
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -143,13 +144,13 @@ def read_calls(path: Path) -> list[Call]:
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    body = json.dumps(record, separators=(",", ":")).encode()
+    body = dumps(record)
     return b"%08x %s\n" % (zlib.crc32(body), body)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
     checksum, _, body = line.partition(b" ")
-    return json.loads(body) if checksum == b"%08x" % zlib.crc32(body) else None
+    return loads(body) if checksum == b"%08x" % zlib.crc32(body) else None
 
 
 def _written(call: CallRecord, new_ids: Sequence[int]) -> dict[str, Any]:

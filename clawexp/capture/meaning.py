@@ -8,14 +8,17 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import Any
 
+import orjson
+
 from clawexp.capture.message import Message, ToolCall, Tools
+from clawexp.quick_json import dumps, loads
 
 EXACT = 2**53
 """JavaScript's numbers are doubles: beyond this, integers come back from a harness rounded."""
-SORTED = json.JSONEncoder(sort_keys=True)
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -23,11 +26,12 @@ def meaning(message: Message) -> bytes:
     """Digest of what a message says. Ids are left out, arguments are compared as JSON values."""
     assistant = message.role == "assistant"
     content = message.content.strip() if assistant else message.content
-    calls = [(call.name, _plain(_value(call.arguments))) for call in message.tool_calls]
-    told = SORTED.encode(calls) if calls else ""
-    parts = (message.role, content, message.reasoning.strip(), told)
-    sizes = ",".join(str(len(part)) for part in parts)  # so that no text can pass for another part
-    return hashlib.sha256("".join((sizes, *parts)).encode("utf-8", "surrogatepass")).digest()
+    calls = [(call.name, _value(call.arguments)) for call in message.tool_calls]
+    texts = (message.role, content, message.reasoning.strip())
+    parts = [text.encode("utf-8", "surrogatepass") for text in texts]
+    parts.append(_text(calls, sort=True).encode() if calls else b"")
+    sizes = b"%d,%d,%d," % tuple(map(len, parts[1:]))  # so that no text can pass for another part
+    return hashlib.sha256(sizes + b"".join(parts)).digest()
 
 
 def answer_meanings(message: Message) -> frozenset[bytes]:
@@ -39,14 +43,13 @@ def answer_meanings(message: Message) -> frozenset[bytes]:
 
 def tools_meaning(tools: Tools) -> bytes:
     """Digest of the tool schemas as they are rendered: order counts, of tools and of keys."""
-    return hashlib.sha256(json.dumps([dict(tool) for tool in tools]).encode()).digest()
+    return hashlib.sha256(dumps([dict(tool) for tool in tools])).digest()
 
 
 def stringify(value: Any) -> str:
     """JSON as JavaScript's JSON.stringify writes it: what a harness echoes after parsing is then the same
     text."""
-    text = json.dumps(_plain(value), ensure_ascii=False, separators=(",", ":"))
-    return SURROGATE.sub(lambda lone: f"\\u{ord(lone[0]):04x}", text)
+    return _text(value)
 
 
 def arguments_text(call: ToolCall) -> str:
@@ -58,24 +61,40 @@ def _value(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        return json.loads(arguments or "{}")
+        return loads(arguments or "{}")
     except (ValueError, RecursionError):
         return arguments
 
 
-def _plain(value: Any) -> Any:
-    """Numbers as JavaScript keeps them: 1.0 is 1, 2**60 + 1 is 2**60, and 1e400 is null."""
+def _text(value: Any, *, sort: bool = False) -> str:
+    """orjson writes fractions as JavaScript does, but neither half of a surrogate pair nor more than 64 bits."""
+    try:
+        plain = _plain(value, lambda whole: orjson.Fragment(str(whole)))
+        return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS if sort else None).decode()
+    except orjson.JSONEncodeError:
+        text = json.dumps(_plain(value, int), ensure_ascii=False, sort_keys=sort, separators=(",", ":"))
+        return SURROGATE.sub(lambda lone: f"\\u{ord(lone[0]):04x}", text)
+
+
+def _plain(value: Any, large: Callable[[int], Any]) -> Any:
+    """Numbers as JavaScript keeps them: 1.0 is 1, 2**60 + 1 is 2**60, 10**21 is 1e+21, and 1e400 is null.
+
+    `large` wraps integers that take more than 63 bits.
+    """
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return {key: _plain(item, large) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, large) for item in value]
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > EXACT:
         try:
-            return int(float(value))
+            value = float(value)
         except OverflowError:  # infinite there, which is written so
             return None
-    if isinstance(value, float) and not math.isfinite(value):
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
         return None
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
-        return int(value)
-    return value
+    if not value.is_integer() or abs(value) >= 1e21:
+        return value
+    whole = int(Decimal(repr(value)))  # the shortest digits that are this double, and zeros
+    return whole if abs(whole) < 2**63 else large(whole)

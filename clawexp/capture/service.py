@@ -18,6 +18,7 @@ from clawexp.capture.journal import CallJournal
 from clawexp.capture.message import Refused, Reply, Request
 from clawexp.capture.open_rollout import Opening, OpenRollout
 from clawexp.capture.raw import RawLog, raw_path
+from clawexp.capture.syncer import Syncer
 from clawexp.errors import CaptureError, EngineError, JournalError
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class CaptureService:
     def __init__(self, caller: Caller, max_calls: int, fsync: bool, keep_raw: bool) -> None:
         self._caller = caller
         self._max_calls = max_calls
-        self._fsync = fsync
+        self._syncer = Syncer() if fsync else None
         self._keep_raw = keep_raw
         self.rollouts: dict[str, OpenRollout] = {}
         """By key."""
@@ -72,7 +73,7 @@ class CaptureService:
         self._keys[opening.rollout_id] = opening.key
         try:
             # A new file's name takes the disk some time, in which others are served.
-            journal = await asyncio.to_thread(CallJournal, opening.journal, fsync=self._fsync)
+            journal = await asyncio.to_thread(CallJournal, opening.journal, syncer=self._syncer)
             raw = RawLog(raw_path(opening.journal), opening.key) if self._keep_raw else None
         except JournalError:
             del self._keys[opening.rollout_id]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clawexp.capture.journal import AppendLog, CallJournal, read_calls, read_records
+from clawexp.capture.syncer import Syncer
 from clawexp.errors import JournalError
 from clawexp.records import Call, Edit, Span
 
@@ -50,7 +51,7 @@ def write(path: Path, calls: list[Call] | None = None) -> list[Call]:
     calls = calls or three_calls()
 
     async def commit() -> None:
-        with CallJournal(path, fsync=True) as journal:
+        with CallJournal(path, syncer=Syncer()) as journal:
             for each in calls:
                 await journal.commit(each, each.prompt_ids[each.shared :])
 
@@ -124,7 +125,7 @@ def test_appending_names_a_torn_tail_and_goes_on_in_its_place(
 def test_a_journal_that_holds_calls_is_not_written_again(tmp_path: Path) -> None:
     write(tmp_path / "r.log")
     with pytest.raises(JournalError, match="earlier attempt"):
-        CallJournal(tmp_path / "r.log", fsync=False)
+        CallJournal(tmp_path / "r.log", syncer=None)
 
 
 def test_a_missing_journal_is_named(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def test_text_is_compact_and_raw() -> None:
 
 def test_half_a_surrogate_pair_is_escaped_as_javascript_does() -> None:
     assert stringify({"a": "\ud83d"}) == '{"a":"\\ud83d"}'
+    assert stringify(["\ud83d", 10**20, "é"]) == '["\\ud83d",100000000000000000000,"é"]'
 
 
 def test_large_numbers_are_compared_as_doubles() -> None:
@@ -39,6 +40,11 @@ def test_large_numbers_are_compared_as_doubles() -> None:
 
 def test_numbers_that_javascript_cannot_hold_are_null() -> None:
     assert stringify([10**400, -(10**400), 1e400]) == "[null,null,null]"
+
+
+def test_numbers_are_written_as_javascript_writes_them() -> None:
+    numbers = [1e21, 10**21, 123456789012345680000, 1e-5, 1.5e-7, -0.0, 0.1, 1e20]
+    assert stringify(numbers) == "[1e+21,1e+21,123456789012345680000,0.00001,1.5e-7,0,0.1,100000000000000000000]"
 
 
 def test_other_words_other_arguments_and_other_roles_mean_something_else() -> None:

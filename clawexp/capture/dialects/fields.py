@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+import orjson
+
 from clawexp.capture.message import Refused
 
 NUMBERS = frozenset(
@@ -28,12 +30,19 @@ def read_object(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
     if kind != "application/json" and not kind.endswith("+json"):
         raise Refused("invalid_request", f"The body must be sent as application/json, not as {kind!r}.")
     try:
-        content = json.loads(body, parse_constant=_no_constant)
+        content = _loaded(body)
     except (ValueError, RecursionError) as error:
         raise Refused("invalid_request", f"We could not parse the JSON body of your request: {error}") from error
     if not isinstance(content, dict):
         raise Refused("invalid_request", "The body of the request must be a JSON object.")
     return content
+
+
+def _loaded(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:  # half of a surrogate pair, or a fault that the standard library explains better
+        return json.loads(body, parse_constant=_no_constant)
 
 
 def string(value: Any, place: str) -> str:

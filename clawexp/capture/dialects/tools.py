@@ -1,10 +1,10 @@
 """The tools of a request -> those that the prompt offers; and a tool call's arguments as they are compared."""
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from clawexp.capture.message import Refused, Tools
+from clawexp.quick_json import loads
 from clawexp.records import Edit
 
 
@@ -42,6 +42,6 @@ def parsed_arguments(value: Any) -> Any:
     if not isinstance(value, str):
         return {} if value is None else value
     try:
-        return json.loads(value or "{}")
+        return loads(value or "{}")
     except (ValueError, RecursionError):
         return value
