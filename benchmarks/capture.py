@@ -13,8 +13,8 @@ Part `load`. Every rollout is a conversation that grows by a tool call and its r
 connection. The engine is a stub; it tells in its answer how long it took, and what a call took beyond that was added.
 The product keeps to core 0, load and stub share core 1; calls that begin after the warm-up count. The stub waits 0.5 to
 1.5 s, uniformly drawn, or answers at once. `direct` asks the stub itself. CPU is the product's process. `waited` is
-time, per call, in which that process could run and other programs had its core: where it is not small the machine was
-busy, and latencies say little.
+time, per call, in which that process's main thread could run and something else had its core: where it is not small the
+machine was busy, and latencies say little.
 
 Part `long`: a rollout of 200 calls and 64,000 tokens inside this process, what its last calls cost stage by stage, and
 the exponents by which encoded tokens and journal bytes grow with the number of calls. Part `memory`: 1,000 rollouts

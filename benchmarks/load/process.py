@@ -17,15 +17,16 @@ class Usage:
 
     cpu_s: float
     kept_waiting_s: float
-    """Ready to run while something else had the core: other work on the machine shows here."""
+    """In which its main thread was ready to run and something else had the core: other work on the machine shows
+    here, beside the process's own threads."""
 
     @classmethod
     def of(cls, pid: int) -> Self:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        delays = [task.read_text().split()[1] for task in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+        delay = Path(f"/proc/{pid}/schedstat").read_text().split()[1]
         return cls(
             cpu_s=(int(fields[11]) + int(fields[12])) / TICKS,
-            kept_waiting_s=sum(map(int, delays)) / 1e9,
+            kept_waiting_s=int(delay) / 1e9,
         )
 
 
