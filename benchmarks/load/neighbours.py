@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -17,8 +18,6 @@ from load.drive import Target
 from load.stub import MODEL
 
 START_S = 300.0
-SESSIONS = 2000
-"""Rollouts that verifiers' server knows from its start."""
 SERVER = Path(__file__).with_name("verifiers_server.py")
 
 
@@ -88,13 +87,12 @@ def _free_port() -> int:
 async def verifiers(venv: Path, engine: str, checkpoint: Path, folder: Path) -> AsyncIterator[Mapping[str, Target]]:
     """verifiers' interception server: its train client for chat, which renders and samples token ids as clawexp does,
     and its eval client, a relay, for Anthropic messages, which the train client refuses."""
-    command: Sequence[str] = [str(venv / "bin/python"), str(SERVER), engine, str(checkpoint), str(SESSIONS)]
+    command: Sequence[str] = [str(venv / "bin/python"), str(SERVER), engine, str(checkpoint)]
     with (folder / "verifiers.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *command,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
-            limit=2**24,
             cwd=folder,
             start_new_session=True,
         )
@@ -105,15 +103,17 @@ async def verifiers(venv: Path, engine: str, checkpoint: Path, folder: Path) -> 
         if not line:
             sys.exit(f"it ended at its start:\n{(folder / 'verifiers.log').read_text()[-2000:]}")
         told = json.loads(line)
-        targets = {}
-        for dialect, keys in told["keys"].items():
-            left = iter(keys)
+        async with aiohttp.ClientSession() as driver:
 
-            async def open_rollout(left=left) -> str:
-                return next(left)
+            async def open_rollout(dialect: str) -> str:
+                async with driver.post(f"{told['rollouts']}/{dialect}") as response:
+                    response.raise_for_status()
+                    return await response.text()
 
-            targets[dialect] = Target(url=told["url"], pid=process.pid, open=open_rollout)
-        yield targets
+            yield {
+                dialect: Target(url=told["url"], pid=process.pid, open=partial(open_rollout, dialect))
+                for dialect in ("chat", "anthropic")
+            }
     finally:
         process.kill()
         await process.wait()
