@@ -21,6 +21,7 @@ one for each token and each rollout that holds it.
 | `worth` | float64 | [R] | what the algorithm says a rollout is worth; 0 where it is not valid |
 | `weight` | float64 | [R] | of one trained token of the rollout in the loss; 0 where it is not valid |
 | `flat_tokens` | int64 | [K] | tokens of each tree's trained calls, were each a sequence of its own |
+| `emphasis` | float32 | [N] | factor of the token's weight, below 1 for those of auxiliary calls; where missing, 1 |
 
 The learner adds, for the whole batch and before it is split:
 
@@ -29,6 +30,8 @@ The learner adds, for the whole batch and before it is split:
 | `old_logprob` | float32 | [N] | under the policy before the first update; 0 where nothing is decided |
 | `positive` | float32 | [N] | P >= 0, sum of weight x advantage over its owners with a positive advantage |
 | `negative` | float32 | [N] | N <= 0, the same over those with a negative one; both 0 where nothing is decided |
+| `share` | float32 | [N] | sum of weight over its owners, where tokens without an advantage are trained, too |
+| `reference_logprob` | float32 | [N] | under the policy that the run began with, where it is asked for; else 0 |
 
 The successor of a token, for one rollout, is the first trained token after it whose context holds all of its own and
 itself: the next one of its answer, or the first of the earliest call below.
@@ -66,7 +69,9 @@ DTYPES = {
     "weight": torch.float64,
     "flat_tokens": torch.int64,
 }
-OPTIONAL = dict.fromkeys(("old_logprob", "positive", "negative"), torch.float32)
+OPTIONAL = dict.fromkeys(
+    ("emphasis", "old_logprob", "positive", "negative", "share", "reference_logprob"), torch.float32
+)
 _PER_ROLLOUT = ("worth", "weight")
 _PER_OWNERSHIP = ("owners", "successor", "within")
 _NOT_PER_TOKEN = ("owner_offsets", "flat_tokens", *_PER_OWNERSHIP, *_PER_ROLLOUT)
@@ -79,6 +84,11 @@ def tree_token_ratio(batch: TensorDict) -> float:
 
 def trained(batch: TensorDict) -> Tensor:
     """[N] bool: the tokens that carry loss. For a batch with P and N."""
+    return gains(batch) | (batch["share"] != 0) if "share" in batch else gains(batch)
+
+
+def gains(batch: TensorDict) -> Tensor:
+    """[N] bool: the tokens with an advantage. For a batch with P and N."""
     return (batch["positive"] != 0) | (batch["negative"] != 0)
 
 
@@ -92,11 +102,35 @@ def sum_over_owners(batch: TensorDict, values: Tensor) -> Tensor:
     return values.new_zeros(len(batch["input_ids"])).index_add_(0, owned_token(batch), values)
 
 
+def over_rollouts(batch: TensorDict, values: Tensor) -> tuple[Tensor, Tensor]:
+    """[N] -> values of the tokens that decide, once for each rollout that owns them, and those rollouts, [n] each."""
+    token = owned_token(batch)
+    decides = batch["decision"][token]
+    return values[token[decides]], batch["owners"][decides].long()
+
+
 def credited(batch: TensorDict, advantage: Tensor) -> TensorDict:
     """The same batch with P and N of these advantages [M], one for each owner of each token."""
-    share = advantage * batch["weight"][batch["owners"]] * batch["decision"][owned_token(batch)]
+    share = advantage * _weights(batch)
     positive, negative = (sum_over_owners(batch, part).float() for part in (share.clamp(min=0), share.clamp(max=0)))
-    return TensorDict({**dict(batch.items()), "positive": positive, "negative": negative}, batch_size=[])
+    return with_columns(batch, positive=positive, negative=negative)
+
+
+def shared(batch: TensorDict) -> TensorDict:
+    """The same batch with `share`."""
+    return with_columns(batch, share=sum_over_owners(batch, _weights(batch)).float())
+
+
+def with_columns(batch: TensorDict, **columns: Tensor) -> TensorDict:
+    """The same batch with these keys, too, or instead."""
+    return TensorDict({**dict(batch.items()), **columns}, batch_size=[])
+
+
+def _weights(batch: TensorDict) -> Tensor:
+    """Of each ownership in the loss, [M]."""
+    token = owned_token(batch)
+    weight = batch["weight"][batch["owners"]] * batch["decision"][token]
+    return weight * batch["emphasis"].double()[token] if "emphasis" in batch else weight
 
 
 def split(batch: TensorDict, token_budget: int) -> Iterator[TensorDict]:
@@ -183,6 +217,8 @@ def _rules(batch: TensorDict) -> Iterator[tuple[str, bool]]:
     yield "a successor is not a later token of the same rollout", _succeeds(batch)
     worth = batch["worth"].isfinite() & batch["weight"].isfinite() & (batch["weight"] >= 0)
     yield "a return or weight is not finite, or a weight below 0", bool(worth.all())
+    if "emphasis" in batch:
+        yield "an emphasis is not within (0, 1]", bool(((batch["emphasis"] > 0) & (batch["emphasis"] <= 1)).all())
     if "positive" in batch and "negative" in batch:
         yield from _credit_rules(batch)
 

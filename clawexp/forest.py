@@ -16,7 +16,8 @@ def prune(tree: Tree, leaf_filter: LeafFilter = "cause", auxiliary: Auxiliary = 
     `cause` rejects duplicates and answers that were lost on their way: without effect on the reward, they
     only add variance. `paper` keeps, of the answers to one prompt, the one with the longest continuation.
     Both that and `auxiliary="drop"`, which untrains the answers of auxiliary calls, are as described in
-    ClawGym II (arXiv:2608.16798); `auxiliary="full"` is unbiased.
+    ClawGym II (arXiv:2608.16798); `auxiliary="full"` is unbiased. A number between 0 and 1 is the weight that their
+    tokens get in `clawexp.pack`: less than unbiased, and less variance.
     """
     rejected = _superseded(tree) if leaf_filter == "paper" else _without_effect(tree)
     if auxiliary == "drop":
@@ -62,8 +63,8 @@ def _superseded(tree: Tree) -> set[int]:
 def merge(trees: Sequence[Tree]) -> Tree:
     """Several rollouts in one tree: what begins alike stands once, and names all its owners.
 
-    An answer is shared only as far as ids, versions and logprobs agree to the bit, so that one importance
-    weight serves all owners; siblings of one rollout stay apart, so that its sampled tokens count once each.
+    An answer is shared only as far as ids, versions and logprobs agree to the bit, and the kind of its call, so that
+    one weight serves all owners; siblings of one rollout stay apart, so that its sampled tokens count once each.
     """
     top = Node()
     rollouts: list[str] = []
@@ -103,6 +104,8 @@ def _graft(node: Node, segment: Segment) -> Node:
 def _shared(there: Segment, new: Segment) -> int:
     """So many tokens of `new` may stand as the first of `there`."""
     if there.sampled != new.sampled or there.trained != new.trained or set(there.owners) & set(new.owners):
+        return 0
+    if new.trained and there.kind != new.kind:
         return 0
     length = common_length(there.ids, new.ids)
     if new.sampled:

@@ -1,19 +1,33 @@
 """Batches -> new weights and metrics, in one process. Knows nothing of harnesses or rollouts."""
 
+import functools
 import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from clawexp.batch import credited, largest_part, split, trained, tree_token_ratio, validate
+from clawexp.batch import (
+    credited,
+    gains,
+    largest_part,
+    over_rollouts,
+    shared,
+    split,
+    trained,
+    tree_token_ratio,
+    validate,
+    with_columns,
+)
 from clawexp.critic import Critic, Decisions
 from clawexp.errors import ConfigError, LearnerError
-from clawexp.mismatch import mismatch
+from clawexp.mismatch import divergence, mismatch
 from clawexp.model.decoder import Policy, read_weights
 from clawexp.model.tree_pass import TokenLoss, TreeTokens, tree_backward, tree_logprobs
 from clawexp.protocols import Algo
@@ -41,18 +55,19 @@ class Learner:
         self.step = self.version = 0
 
     def update(self, batch: TensorDict) -> dict[str, float]:
-        """One optimiser step on a batch of `clawexp.batch`; metrics named `learner/...` and `critic/...`.
+        """`algo.updates` optimiser steps on a batch of `clawexp.batch`; metrics named `learner/...` and `critic/...`.
 
-        Where the batch has no `old_logprob` and `recompute_old` is off, the policy before the update is the
-        old one: the ratio is 1, its gradient is right, and no second pass is made. For several updates on one
-        batch, give it `with_old_logprob` first. A batch without loss changes nothing: `learner/skipped` is 1.
+        Where the batch has no `old_logprob`, one update is made and `recompute_old` is off, the policy before the
+        update is the old one: the ratio is 1, its gradient is right, and no second pass is made. For several calls
+        with one batch, give it `with_old_logprob` first. A batch without loss changes nothing: `learner/skipped` is 1.
         While a critic warms up, it alone learns. Raises LearnerError for a broken batch or a gradient that is not
         finite; the weights are unchanged.
         """
         started = time.perf_counter()
         validate(batch)
         self.step += 1
-        batch, seen = self._credited(batch)
+        judged = self._judged(batch)
+        batch = self._credited(judged.batch, judged.advantage)
         loss_at = trained(batch)
         metrics = {
             "learner/skipped": float(not loss_at.any()),
@@ -60,49 +75,95 @@ class Learner:
             "learner/unique_tokens": float(len(loss_at)),
             "learner/trained_tokens": float(loss_at.sum()),
             "learner/largest_pass_tokens": float(largest_part(batch, self.options.token_budget)),
+            **judged.metrics,
         }
         if loss_at.any():
-            if self.algo.recompute_old and "old_logprob" not in batch:
+            if (self.algo.recompute_old or self.algo.updates > 1) and "old_logprob" not in batch:
                 batch = self.with_old_logprob(batch)
-            metrics |= self._warm(batch) if self.critic and self.critic.warming else self._step(batch)
-        if self.critic and seen:
-            metrics |= self.critic.update(seen)
+            warming = self.critic is not None and self.critic.warming
+            metrics |= self._warm(batch) if warming else self._updates(batch, judged.advantage)
+        if self.critic and judged.seen:
+            metrics |= self.critic.update(judged.seen)
         metrics["learner/version"] = float(self.version)
         metrics["learner/tokens_per_s"] = len(loss_at) / (time.perf_counter() - started)
         return metrics
 
     def with_old_logprob(self, batch: TensorDict) -> TensorDict:
         """The same batch with `old_logprob` of the policy as it is now."""
-        return _with_old_logprob(batch, self._logprobs(batch, _decides))
+        return with_columns(batch, old_logprob=_over_tokens(batch, self._logprobs(batch, _decides)))
 
     def evaluate_loss(self, batch: TensorDict) -> float:
         """The loss that `update` would report, without changing anything."""
         validate(batch)
-        batch, _ = self._credited(batch)
+        judged = self._judged(batch)
+        batch = self._credited(judged.batch, judged.advantage)
         loss, _ = self._loss(batch, self._logprobs(batch, trained), trained(batch))
         return loss.item()
 
-    def _credited(self, batch: TensorDict) -> tuple[TensorDict, Decisions | None]:
-        """The batch with P and N; and with `old_logprob` where a critic is asked, whose view comes with it."""
-        if self.critic is None:
-            return credited(batch, batch["worth"][batch["owners"]]), None
-        hidden = self.policy.embedding.new_empty(int(batch["decision"].sum()), self.policy.shape.hidden)
-        logprob = self._logprobs(batch, _decides, hidden)
+    def _judged(self, batch: TensorDict) -> "_Judged":
+        """What stays as it is over all updates on a batch."""
+        seen, advantage = None, batch["worth"][batch["owners"]]
+        if self.critic is not None:
+            hidden = self.policy.embedding.new_empty(int(batch["decision"].sum()), self.policy.shape.hidden)
+            logprob = self._logprobs(batch, _decides, hidden)
+            if "old_logprob" not in batch:
+                batch = with_columns(batch, old_logprob=_over_tokens(batch, logprob))
+            found = self.critic.judge(batch, hidden)
+            seen, advantage = found if len(hidden) else None, self.critic.advantages(batch, found)
+        metrics: dict[str, float] = {}
+        if self.algo.rejects:
+            batch, metrics["learner/rejected_share"] = self._without_rejected(batch)
+        if self.algo.trains_all:
+            batch = shared(batch)
+        if self.algo.reference_kl:
+            logprob = self._logprobs(batch, _decides, policy=self._reference)
+            batch = with_columns(batch, reference_logprob=_over_tokens(batch, logprob))
+        return _Judged(batch=batch, advantage=advantage, seen=seen, metrics=metrics)
+
+    def _without_rejected(self, batch: TensorDict) -> tuple[TensorDict, float]:
+        """No weight for rollouts on which engine and learner differ too much; and their share of the valid ones."""
         if "old_logprob" not in batch:
-            batch = _with_old_logprob(batch, logprob)
-        seen = self.critic.judge(batch, hidden)
-        return credited(batch, self.critic.advantages(batch, seen)), seen if len(hidden) else None
+            batch = self.with_old_logprob(batch)
+        log_ratio, rollout = over_rollouts(batch, batch["old_logprob"] - batch["behaviour_logprob"])
+        keeps = self.algo.keeps(log_ratio, rollout, len(batch["weight"]))
+        valid = batch["weight"] > 0
+        rejected = (valid & ~keeps).sum() / valid.sum().clamp(min=1)
+        return with_columns(batch, weight=batch["weight"] * keeps), rejected.item()
+
+    def _credited(self, batch: TensorDict, advantage: Tensor) -> TensorDict:
+        """The batch with P and N of advantages [M], as the policy stands now."""
+        if self.algo.sequence_ratio and "old_logprob" in batch:
+            now = _over_tokens(batch, self._logprobs(batch, _decides))
+            log_ratio, rollout = over_rollouts(batch, now - batch["old_logprob"])
+            zeros = log_ratio.new_zeros(len(batch["weight"]))
+            count = zeros.index_add(0, rollout, torch.ones_like(log_ratio)).clamp(min=1)
+            ratio = (zeros.index_add(0, rollout, log_ratio) / count).exp()
+            advantage = self.algo.clipped_advantage(advantage, ratio[batch["owners"]].to(advantage.dtype))
+        return credited(batch, advantage)
+
+    @functools.cached_property
+    def _reference(self) -> Policy:
+        """The policy that the run began with. Takes as much memory as the policy."""
+        return Policy.load(self.folder).to(self.policy.embedding.dtype)
 
     def _logprobs(
-        self, batch: TensorDict, where: Callable[[TensorDict], Tensor], hidden_out: Tensor | None = None
+        self,
+        batch: TensorDict,
+        where: Callable[[TensorDict], Tensor],
+        hidden_out: Tensor | None = None,
+        policy: Policy | None = None,
     ) -> Tensor:
-        """Of the tokens of a mask, in order. Notes the hidden states that they were read from in `hidden_out`."""
-        logprobs, done = [self.policy.embedding.new_empty(0)], 0
+        """Of the tokens of a mask, in order. Notes the hidden states that they were read from in `hidden_out`.
+
+        `policy`: another one than this learner's.
+        """
+        policy = policy or self.policy
+        logprobs, done = [policy.embedding.new_empty(0)], 0
         mode, temperature = self.options.tree_pass, self.temperature
         for part in split(batch, self.options.token_budget):
             tokens, targets = _tokens(part), where(part).nonzero().flatten()
             hidden = None if hidden_out is None else hidden_out[done : done + len(targets)]
-            logprobs.append(tree_logprobs(self.policy, tokens, targets, temperature, mode, hidden_out=hidden))
+            logprobs.append(tree_logprobs(policy, tokens, targets, temperature, mode, hidden_out=hidden))
             done += len(targets)
         return torch.cat(logprobs)
 
@@ -110,7 +171,8 @@ class Learner:
         """Of the tokens `where`, a mask or indices, whose logprobs are given."""
         old = batch["old_logprob"][where] if "old_logprob" in batch else logprob.detach()
         columns = (batch[key][where] for key in ("behaviour_logprob", "positive", "negative"))
-        return self.algo.loss(logprob, old, *columns)
+        beside = {key: batch[key][where] for key in ("share", "reference_logprob") if key in batch}
+        return self.algo.loss(logprob, old, *columns, **beside)
 
     def _warm(self, batch: TensorDict) -> dict[str, float]:
         """What an update of the policy would report of a batch with `old_logprob`, without one."""
@@ -119,8 +181,18 @@ class Learner:
         loss, _ = self._loss(batch, logprob, where)
         return {"learner/loss": loss.item(), **mismatch(batch["behaviour_logprob"][where], logprob)}
 
-    def _step(self, batch: TensorDict) -> dict[str, float]:
-        return self._forward_backward(batch) | self._optimise()
+    def _updates(self, batch: TensorDict, advantage: Tensor) -> dict[str, float]:
+        """Metrics are of the first update; the fraction that is clipped is the mean of all."""
+        metrics = self._forward_backward(batch) | self._optimise()
+        clipped, gained = [metrics["learner/clip_fraction"]], int(gains(batch).sum())
+        for _ in range(self.algo.updates - 1):
+            batch = self._credited(batch, advantage) if self.algo.sequence_ratio else batch
+            lost = 1 - int(gains(batch).sum()) / max(gained, 1)  # to the clipping of sequences, perhaps all
+            if trained(batch).any():
+                lost += self._forward_backward(batch)["learner/clip_fraction"]
+                self._optimise()
+            clipped.append(lost)
+        return metrics | {"learner/clip_fraction": fmean(clipped)}
 
     def _forward_backward(self, batch: TensorDict) -> dict[str, float]:
         """Add up the gradient over micro-batches."""
@@ -141,9 +213,17 @@ class Learner:
             "learner/loss": totals["loss"],
             "learner/clip_fraction": totals["clipped"] / len(logprob),
             "learner/tis_fraction": totals["truncated"] / len(logprob),
+            **({"learner/mask_fraction": totals["masked"] / len(logprob)} if "masked" in totals else {}),
             "learner/entropy": torch.cat(entropies).mean().item(),
             **mismatch(batch["behaviour_logprob"][trained(batch)], logprob),
+            **self._distance(batch, logprob),
         }
+
+    def _distance(self, batch: TensorDict, logprob: Tensor) -> dict[str, float]:
+        """From the reference, where there is one."""
+        if "reference_logprob" not in batch:
+            return {}
+        return {"learner/reference_kl": divergence(logprob, batch["reference_logprob"][trained(batch)])}
 
     def _token_loss(self, part: TensorDict, targets: Tensor, totals: dict[str, float]) -> TokenLoss:
         def token_loss(logprob: Tensor, which: Tensor) -> Tensor:
@@ -215,15 +295,27 @@ class Learner:
             shutil.copyfile(file, folder / file.name)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Judged:
+    """A batch before its first update."""
+
+    batch: TensorDict
+    advantage: Tensor
+    """Of each ownership, [M]."""
+    seen: Decisions | None
+    """What the critic learns from."""
+    metrics: dict[str, float]
+
+
 def _decides(batch: TensorDict) -> Tensor:
     return batch["decision"]
 
 
-def _with_old_logprob(batch: TensorDict, logprob: Tensor) -> TensorDict:
-    """`logprob` is of the decisions, in order."""
-    old = torch.zeros(len(batch["input_ids"]))
-    old[batch["decision"]] = logprob.to(old.dtype)
-    return TensorDict({**dict(batch.items()), "old_logprob": old}, batch_size=[])
+def _over_tokens(batch: TensorDict, logprob: Tensor) -> Tensor:
+    """Of the decisions, in order -> of all tokens, [N] float32; 0 where nothing is decided."""
+    column = torch.zeros(len(batch["input_ids"]))
+    column[batch["decision"]] = logprob.to(column.dtype)
+    return column
 
 
 def _tokens(part: TensorDict) -> TreeTokens:

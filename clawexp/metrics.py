@@ -87,11 +87,12 @@ def _calls(rollouts: Sequence[Rollout]) -> dict[str, float]:
     if not calls:
         return {"capture/calls": 0.0}
     edits = Counter(edit.rule for call in calls for edit in call.edits if edit.rule.startswith(NOTED))
-    forks = [call for call in calls if call.cause not in ("root", "continue")]
+    forks = Counter(call.cause for call in calls if call.cause not in ("root", "continue"))
     return {
         "capture/calls": float(len(calls)),
         "capture/calls_per_rollout": len(calls) / len(rollouts),
-        "capture/forks_per_1k_calls": 1000 * len(forks) / len(calls),
+        "capture/forks_per_1k_calls": 1000 * forks.total() / len(calls),
+        **{f"capture/forks_per_1k_calls/{cause}": 1000 * forks[cause] / len(calls) for cause in sorted(forks)},
         "capture/malformed_share": fmean(call.verdict == "malformed" for call in calls),
         "capture/cut_share": fmean(call.verdict == "cut" for call in calls),
         "capture/sampled_tokens": float(sum(len(call.sampled_ids) for call in calls)),

@@ -14,7 +14,7 @@ def mismatch(behaviour: Tensor, logprob: Tensor) -> dict[str, float]:
     delta = logprob - behaviour
     ratio, count = delta.exp(), len(delta)
     metrics = {
-        "learner/kl_k3": (ratio - 1 - delta).mean().item(),
+        "learner/kl_k3": divergence(behaviour, logprob),
         "learner/delta_logprob_mean": delta.abs().mean().item(),
         "learner/delta_logprob_p999": delta.abs().kthvalue(max(1, round(0.999 * count))).values.item(),
         "learner/ess": (ratio.sum().square() / (count * ratio.square().sum())).item(),
@@ -23,3 +23,9 @@ def mismatch(behaviour: Tensor, logprob: Tensor) -> dict[str, float]:
     if count > 1 and bool((chances.std(1) > 0).all()):
         metrics["learner/pearson"] = chances.corrcoef()[0, 1].item()
     return metrics
+
+
+def divergence(logprob: Tensor, other: Tensor) -> float:
+    """KL(pi || other) by its estimate k3 on tokens that pi sampled, both [n]: mean of q - 1 - log q, q = other / pi."""
+    log_q = other.double() - logprob.double()
+    return (log_q.exp() - 1 - log_q).mean().item()

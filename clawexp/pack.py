@@ -13,24 +13,36 @@ from clawexp.protocols import Normaliser
 from clawexp.segment import Segment
 from clawexp.tree import Tree
 
+TINY = np.finfo(np.float64).tiny
+
 
 def pack(
     trees: Sequence[Tree],
     worth: Mapping[str, float],
     normaliser: Normaliser = "rollout",
     constant_tokens: int = 1,
+    *,
+    groups: Mapping[str, tuple[str, str]] | None = None,
+    auxiliary_weight: float = 1.0,
 ) -> TensorDict:
     """Lay trees side by side. `worth` says of each valid rollout, by its id, what it is worth.
 
     A rollout that is not in it stays out of the loss and of the normaliser. With R valid rollouts of T_i trained
-    tokens each, a token of rollout i weighs 1 / (R T_i) (`rollout`), 1 / sum_j T_j (`token`, as in DAPO) or
-    1 / (R constant_tokens) (`constant`, as in Dr.GRPO). Raises LearnerError where a rollout is in two trees or in
-    none, or a return is not finite.
+    tokens each, a token of rollout i weighs
+
+    - 1 / (R T_i) (`rollout`: rollouts count alike),
+    - 1 / (G sum_j T_j) over the rollouts j of its group, of G groups (`prompt`: groups count alike; `groups` names
+      that of each valid rollout),
+    - 1 / sum_j T_j over all (`token`, as in DAPO), or
+    - 1 / (R constant_tokens) (`constant`, as in Dr.GRPO).
+
+    A token of an auxiliary call weighs, and counts in T_i, `auxiliary_weight` as much. Raises LearnerError where a
+    rollout is in two trees or in none, a return is not finite, or a group is not named.
     """
     rollouts = _rollouts(trees, worth)
     first = np.cumsum([0, *(len(tree.rollouts) for tree in trees)])
     valid = np.array([rollout in worth for rollout in rollouts], bool)
-    tokens = np.concatenate([_trained_tokens(tree) for tree in trees] or [np.zeros(0)])
+    tokens = np.concatenate([_trained_tokens(tree, auxiliary_weight) for tree in trees] or [np.zeros(0)])
     columns: dict[str, list[NDArray]] = {key: [] for key in DTYPES}
     start = owned = 0
     for tree, rollout in zip(trees, first, strict=False):
@@ -40,10 +52,16 @@ def pack(
         start, owned = start + tree.num_tokens, owned + len(found["owners"])
     columns["owner_offsets"] = [np.cumsum(np.concatenate([[0], *columns["owner_offsets"]]))]
     columns["worth"] = [np.array([worth.get(rollout, 0.0) for rollout in rollouts])]
-    columns["weight"] = [_weights(tokens, valid, normaliser, constant_tokens)]
+    if normaliser == "prompt":
+        denominators = _tokens_by_group(tokens, valid, rollouts, groups or {})
+    else:
+        denominators = _denominators(tokens, valid, normaliser, constant_tokens)
+    columns["weight"] = [np.where(valid & (tokens > 0), 1.0 / np.maximum(denominators, TINY), 0.0)]
     batch = {
         key: torch.from_numpy(np.concatenate(columns[key] or [np.zeros(0)])).to(dtype) for key, dtype in DTYPES.items()
     }
+    if auxiliary_weight != 1:
+        batch["emphasis"] = torch.where(batch["kind"] == KINDS.index("auxiliary"), auxiliary_weight, 1.0).float()
     return TensorDict(batch, batch_size=[])
 
 
@@ -60,26 +78,41 @@ def _rollouts(trees: Sequence[Tree], worth: Mapping[str, float]) -> list[str]:
     return rollouts
 
 
-def _trained_tokens(tree: Tree) -> NDArray[np.int64]:
-    """Of each rollout of a tree."""
-    counts = np.zeros(len(tree.rollouts), np.int64)
+def _trained_tokens(tree: Tree, auxiliary_weight: float) -> NDArray[np.float64]:
+    """Of each rollout of a tree; those of auxiliary calls count by their weight."""
+    counts = np.zeros(len(tree.rollouts))
     for segment in tree.segments:
         if segment.trained:
-            counts[list(segment.owners)] += len(segment.ids)
+            factor = auxiliary_weight if segment.kind == "auxiliary" else 1.0
+            counts[list(segment.owners)] += factor * len(segment.ids)
     return counts
 
 
-def _weights(
-    tokens: NDArray, valid: NDArray[np.bool_], normaliser: Normaliser, constant_tokens: int
+def _denominators(
+    tokens: NDArray[np.float64], valid: NDArray[np.bool_], normaliser: Normaliser, constant_tokens: int
 ) -> NDArray[np.float64]:
-    """Of one trained token of each rollout; 0 where the rollout is not valid or trains nothing."""
+    """By which a trained token of each rollout is divided."""
     if normaliser == "rollout":
-        denominators = valid.sum() * tokens
-    elif normaliser == "token":
-        denominators = np.full(len(tokens), (tokens * valid).sum())
-    else:
-        denominators = np.full(len(tokens), valid.sum() * constant_tokens)
-    return np.where(valid & (tokens > 0), 1.0 / np.maximum(denominators, 1), 0.0)
+        return valid.sum() * tokens
+    total = (tokens * valid).sum() if normaliser == "token" else valid.sum() * constant_tokens
+    return np.full(len(tokens), float(total))
+
+
+def _tokens_by_group(
+    tokens: NDArray[np.float64],
+    valid: NDArray[np.bool_],
+    rollouts: Sequence[str],
+    groups: Mapping[str, tuple[str, str]],
+) -> NDArray[np.float64]:
+    """For each rollout, the tokens of its group, times the number of groups that train anything."""
+    if lost := sorted({r for r, ok in zip(rollouts, valid, strict=True) if ok} - set(groups)):
+        raise LearnerError(f"rollouts {lost} are of no group, and the normaliser is `prompt`. Name their groups.")
+    totals: dict[tuple[str, str], float] = {}
+    for rollout, count, ok in zip(rollouts, tokens, valid, strict=True):
+        if ok and count:
+            totals[groups[rollout]] = totals.get(groups[rollout], 0.0) + count
+    found = [totals.get(groups[r], 0.0) if ok else 0.0 for r, ok in zip(rollouts, valid, strict=True)]
+    return len(totals) * np.array(found)
 
 
 def _columns(tree: Tree, start: int, rollout: int, valid: NDArray[np.bool_]) -> dict[str, NDArray]:

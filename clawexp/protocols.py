@@ -6,15 +6,17 @@ The option files in `conf/` name the classes that fill them.
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+
+from pydantic import Field
 
 from clawexp.outcome import Outcome
 from clawexp.records import Finished, Image, Launch, Link, Needs, Owner, Sandbox, Task
 
-Normaliser = Literal["rollout", "token", "constant"]
+Normaliser = Literal["rollout", "prompt", "token", "constant"]
 """See `clawexp.pack.pack`."""
 LeafFilter = Literal["cause", "paper"]
-Auxiliary = Literal["full", "drop"]
+Auxiliary = Literal["full", "drop"] | Annotated[float, Field(gt=0, lt=1)]
 """See `clawexp.forest.prune` for both."""
 WayIn = Literal["base_url", "interception"]
 """See `clawexp.capture.way_in`."""
@@ -231,6 +233,16 @@ class Algo(Protocol):
     def auxiliary(self) -> Auxiliary: ...
     @property
     def recompute_old(self) -> bool: ...
+    @property
+    def updates(self) -> int: ...
+    @property
+    def reference_kl(self) -> float: ...
+    @property
+    def trains_all(self) -> bool: ...
+    @property
+    def rejects(self) -> bool: ...
+    @property
+    def sequence_ratio(self) -> bool: ...
 
     @property
     def critic(self) -> CriticOptions | None:
@@ -241,10 +253,28 @@ class Algo(Protocol):
         """One for each rollout; 0 where it is not valid. `groups` are (task, harness). Raises LearnerError."""
         ...
 
+    def keeps(self, log_ratio: Any, rollout: Any, num_rollouts: int) -> Any:
+        """Which rollouts are trained on, bool [R]; asked where it `rejects`. See `clawexp.algo.correction`."""
+        ...
+
+    def clipped_advantage(self, advantage: Any, ratio: Any) -> Any:
+        """Advantages with the ratios of their rollouts in them, both [M]; asked where it has a `sequence_ratio`."""
+        ...
+
     def loss(
-        self, logprob: Any, old_logprob: Any, behaviour_logprob: Any, positive: Any, negative: Any
+        self,
+        logprob: Any,
+        old_logprob: Any,
+        behaviour_logprob: Any,
+        positive: Any,
+        negative: Any,
+        share: Any = None,
+        reference_logprob: Any = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Summed over tokens, all float32 [n], as `clawexp.batch` names them; and counts of tokens, by name."""
+        """Summed over tokens, all float32 [n], as `clawexp.batch` names them; and counts of tokens, by name.
+
+        `share` is given where it `trains_all`, `reference_logprob` where `reference_kl` is above 0.
+        """
         ...
 
 

@@ -1,6 +1,7 @@
 """A run's journal and a checkpoint -> the loss of one step, without gathering anything anew."""
 
 from clawexp.learner import Learner
+from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.run_folder import RunFolder
 from clawexp.spec import Experiment
 from clawexp.step_batch import packed, worth_of
@@ -12,6 +13,7 @@ def replayed_loss(experiment: Experiment, folder: RunFolder, step: int) -> float
     rollouts = folder.rollouts(step)
     trees = [grow(rollout) for rollout in rollouts if rollout.calls]
     batch = packed(experiment, trees, rollouts, worth_of(experiment, rollouts))
-    learner = Learner(experiment.learner, folder.checkpoint(step), experiment.algo, experiment.capture.temperature)
+    base = checkpoint_folder(experiment.model.path)
+    learner = Learner(experiment.learner, base, experiment.algo, experiment.capture.temperature)
     learner.resume(folder.checkpoint(step))
     return learner.evaluate_loss(batch)

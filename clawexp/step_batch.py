@@ -38,4 +38,11 @@ def packed(
         (rollout_id,) = tree.rollouts
         if rollout_id in worth:
             groups.setdefault(by_id[rollout_id].group, []).append(prune(tree, algo.leaf_filter, algo.auxiliary))
-    return pack([merge(group) for group in groups.values()], worth, algo.normaliser, algo.constant_tokens)
+    return pack(
+        [merge(group) for group in groups.values()],
+        worth,
+        algo.normaliser,
+        algo.constant_tokens,
+        groups={rollout_id: by_id[rollout_id].group for rollout_id in worth},
+        auxiliary_weight=algo.auxiliary if isinstance(algo.auxiliary, float) else 1.0,
+    )

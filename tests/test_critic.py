@@ -157,9 +157,10 @@ def test_values_advantages_losses_and_gradients_are_those_of_each_path_alone(tmp
     critic, algo, rollouts = critic_of(learner), learner.algo, attempts(seed)
     trees = trees_of(rollouts)
     batch = off_policy(pack([merge(trees)], RETURNS))
-    credited, seen = learner._credited(batch)
+    judged = learner._judged(batch)
+    seen = judged.seen
     assert seen is not None
-    policy_metrics = learner._forward_backward(credited)
+    policy_metrics = learner._forward_backward(learner._credited(judged.batch, judged.advantage))
     policy_gradient = gradient(learner.policy)
     shifted = replace(seen, value=seen.value + 0.3 * torch.sin(torch.arange(len(seen.value)).double()))
     value_loss = critic.options.loss(critic.head(seen.hidden), shifted.value, shifted.target, shifted.weight)
@@ -244,7 +245,7 @@ def test_packing_and_merging_change_neither_losses_nor_metrics(tmp_path, seed, b
 
 
 def seen_of(learner: Learner, batch) -> Decisions:
-    _, seen = learner._credited(batch)
+    seen = learner._judged(batch).seen
     assert seen is not None
     return seen
 

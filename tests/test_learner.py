@@ -12,7 +12,7 @@ from made_rollouts import call, random_rollout, rollout, tiny_policy
 from safetensors.torch import load_file, save_file
 
 from clawexp.algo.grpo import Grpo
-from clawexp.batch import credited, load, save
+from clawexp.batch import credited, load, owned_token, save
 from clawexp.errors import LearnerError
 from clawexp.forest import merge, prune
 from clawexp.learner import Learner
@@ -242,6 +242,129 @@ def test_further_updates_on_one_batch_are_clipped_against_the_first_policy(tmp_p
     fractions = [learner.update(batch)["learner/clip_fraction"] for _ in range(6)]
     assert fractions[0] == 0
     assert fractions[-1] > 0
+
+
+@pytest.mark.parametrize("objective", ["clipped", "cispo", "gspo"])
+def test_updates_on_one_batch_are_those_of_one_update_after_another(tmp_path, objective):
+    algo = {"objective": objective, "lr": 0.01}
+    at_once, apart = (exact(tmp_path / "policy", updates=n, **algo) for n in (3, 1))
+    metrics = at_once.update(batch_of())
+    batch = apart.with_old_logprob(batch_of())
+    each = [apart.update(batch) for _ in range(3)]
+    lost = [1 - one["learner/trained_tokens"] / each[0]["learner/trained_tokens"] for one in each]
+    fractions = [one.get("learner/clip_fraction", 0.0) + part for one, part in zip(each, lost, strict=True)]
+    assert metrics["learner/clip_fraction"] == pytest.approx(sum(fractions) / 3)
+    assert fractions[0] == 0
+    assert fractions[-1] > 0
+    assert (at_once.step, at_once.version) == (1, 3)
+    for weight, same in zip(state(at_once), state(apart), strict=True):
+        torch.testing.assert_close(weight, same, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mode", ["chain", "dfs"])
+@pytest.mark.parametrize("seed", range(2))
+def test_the_gradient_of_gspo_is_that_of_the_ratios_of_whole_rollouts(tmp_path, mode, seed):
+    """Against differences of the objective itself, rollouts apart, each of their tokens once."""
+    learner = exact(tmp_path / "policy", mode=mode, objective="gspo", clip_low=0.05, clip_high=0.05, tis_cap=1e9)
+    trees = trees_of(seed)
+    batch = learner.with_old_logprob(pack([merge(trees)], ADVANTAGES))
+    # At some distance, and not the same one in each rollout; the engine agrees with the old policy to the bit.
+    shift = torch.where(batch["decision"], 0.4 * torch.sin(1.0 * batch["input_ids"] ** 2 + batch["position"]) - 0.3, 0)
+    batch["old_logprob"] = (batch["old_logprob"] + shift).clamp(max=0.0)
+    batch["behaviour_logprob"] = batch["old_logprob"].clone()
+    learner._forward_backward(learner._credited(batch, batch["worth"][batch["owners"]]))
+    found = gradient(learner)
+
+    def objective() -> float:
+        total = torch.zeros(4).double()
+        count = torch.zeros(4).double()
+        owned = owned_token(batch)
+        now = torch.zeros(len(batch["input_ids"])).double()
+        now[batch["decision"]] = learner._logprobs(batch, lambda each: each["decision"])
+        for token, rollout_number in zip(owned.tolist(), batch["owners"].tolist(), strict=True):
+            if batch["decision"][token]:
+                total[rollout_number] += now[token] - batch["old_logprob"][token].double()
+                count[rollout_number] += 1
+        s, worth = (total / count).exp(), batch["worth"]
+        clipped.extend(((s * worth) > (s.clamp(0.95, 1.05) * worth)).tolist())
+        return (s * worth).minimum(s.clamp(0.95, 1.05) * worth).mean().item()
+
+    clipped: list[bool] = []
+    direction = torch.randn(len(found), generator=torch.Generator().manual_seed(seed)).double()
+    step, parameters = 1e-6, list(learner.policy.parameters())
+    values = []
+    for sign in (1, -2):
+        for weight, part in zip(parameters, direction.split([w.numel() for w in parameters]), strict=True):
+            weight.data += sign * step * part.view_as(weight)
+        values.append(objective())
+    assert 0 < sum(clipped) < len(clipped)
+    assert -found @ direction == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-4)
+
+
+def test_a_rollout_that_is_left_out_for_its_mismatch_trains_nothing_and_keeps_its_place(tmp_path):
+    learner = exact(tmp_path / "policy", veto=1e-3)
+    trees = trees_of(0)
+    batch = learner.with_old_logprob(pack(trees, ADVANTAGES))
+    batch["behaviour_logprob"] = batch["old_logprob"].clone()
+    whole = learner.evaluate_loss(batch)
+    first = int(batch["decision"].nonzero()[0])  # of r0
+    batch["old_logprob"][first] = batch["behaviour_logprob"][first] - 8
+    judged = learner._judged(batch)
+    assert judged.metrics == {"learner/rejected_share": 0.25}
+    assert judged.batch["weight"].tolist() == [0.0, *batch["weight"].tolist()[1:]]
+    assert learner.evaluate_loss(batch) != pytest.approx(whole)
+    metrics = learner.update(batch)
+    assert metrics["learner/rejected_share"] == 0.25
+    of_others = batch["decision"] & (batch["owners"] != 0)  # trees are apart: a token has one owner
+    assert metrics["learner/trained_tokens"] == int(of_others.sum())
+
+
+def test_tokens_in_a_band_and_out_of_it_are_counted(tmp_path):
+    learner = exact(tmp_path / "policy", token_band=[0.9, 1.1])
+    metrics = learner.update(batch_of())
+    assert 0 < metrics["learner/mask_fraction"] <= 1
+    assert "learner/mask_fraction" not in exact(tmp_path / "policy").update(batch_of())
+
+
+def sampled_batch(learner: Learner, generator: torch.Generator, worth_of_7: float):
+    """Answers of one token to one prompt, as an engine would sample them."""
+    chances = next_token_chances(learner, [1, 4]).float()
+    tokens = torch.multinomial(chances, 16, replacement=True, generator=generator).tolist()
+    trees = [
+        grow(rollout([call("c0", [1, 4], [token], logprobs=(chances[token].log().item(),))], f"r{number}"))
+        for number, token in enumerate(tokens)
+    ]
+    return pack([merge(trees)], {f"r{number}": worth_of_7 * (token == 7) for number, token in enumerate(tokens)})
+
+
+def test_the_reference_is_the_policy_that_the_run_began_with_and_draws_back_to_it(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    away = exact(tmp_path / "policy", lr=0.001)
+    for _ in range(15):
+        away.update(sampled_batch(away, generator, worth_of_7=1.0))
+    away.save(tmp_path / "step-00015")
+    pulled = exact(tmp_path / "policy", lr=0.005, reference_kl=1.0)
+    began = next_token_chances(pulled, [1, 4])
+    assert pulled.update(sampled_batch(pulled, generator, 0.0))["learner/reference_kl"] == pytest.approx(0, abs=1e-10)
+    pulled.resume(tmp_path / "step-00015")
+    distances = []
+    for _ in range(30):
+        now = next_token_chances(pulled, [1, 4])
+        distances.append((now * (now / began).log()).sum().item())
+        assert pulled.update(sampled_batch(pulled, generator, 0.0))["learner/skipped"] == 0
+    assert distances[0] > 0.3
+    assert distances[-1] < 0.25 * distances[0]
+
+
+def test_an_entropy_bonus_keeps_a_policy_from_growing_certain(tmp_path):
+    entropies = {}
+    for bonus in (0.0, 0.5):
+        learner = exact(tmp_path / "policy", lr=0.005, entropy_bonus=bonus)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(25):
+            metrics = learner.update(sampled_batch(learner, generator, worth_of_7=1.0))
+            entropies[bonus] = metrics.get("learner/entropy", entropies.get(bonus))
+    assert entropies[0.5] > entropies[0.0] + 0.3
 
 
 def test_a_batch_without_loss_changes_nothing_and_says_so(tmp_path):

@@ -82,7 +82,8 @@ def test_calls_are_counted_by_what_became_of_them() -> None:
     values = measure([rollout("a", calls=calls[:3]), rollout("b", calls=calls[3:])], {})
     assert values["capture/calls"] == 4.0
     assert values["capture/calls_per_rollout"] == 2.0
-    assert values["capture/forks_per_1k_calls"] == 250.0
+    assert values["capture/forks_per_1k_calls"] == values["capture/forks_per_1k_calls/compaction"] == 250.0
+    assert not any(name.endswith(("/root", "/continue", "/retry")) for name in values)
     assert values["capture/malformed_share"] == values["capture/cut_share"] == 0.25
     assert values["capture/sampled_tokens"] == 12.0
     assert values["capture/prompt_tokens"] == 12.0

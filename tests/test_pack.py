@@ -47,6 +47,28 @@ def test_each_normaliser_weighs_tokens_as_it_says(normaliser, first, second):
     assert batch["weight"].tolist() == pytest.approx([first, second])
 
 
+def test_prompts_count_alike_however_many_rollouts_and_tokens_they_have():
+    trees = [grow(two_turns("r0")), *(grow(rollout([call("c0", [1], [2])], f"r{n}")) for n in (1, 2, 3))]
+    groups = {"r0": ("a", "h"), "r1": ("a", "h"), "r2": ("b", "h"), "r3": ("c", "h")}
+    batch = pack(trees, dict.fromkeys(("r0", "r1", "r2"), 1.0), "prompt", groups=groups)
+    assert batch["weight"].tolist() == pytest.approx([1 / (2 * 5), 1 / (2 * 5), 1 / 2, 0])
+    with pytest.raises(LearnerError, match=r"\['r2'\] are of no group"):
+        pack(trees, dict.fromkeys(("r0", "r1", "r2"), 1.0), "prompt", groups={"r0": ("a", "h"), "r1": ("a", "h")})
+
+
+@pytest.mark.parametrize(("normaliser", "weights"), [("rollout", [1 / (2 * 3.25), 1 / 2]), ("token", [1 / 4.25] * 2)])
+def test_tokens_of_auxiliary_calls_weigh_and_count_as_much_as_is_said(normaliser, weights):
+    made = two_turns("r0")
+    made = replace(made, calls=(*made.calls[:2], replace(made.calls[2], kind="auxiliary")))
+    trees = [prune(grow(made), auxiliary=0.25), grow(rollout([call("c0", [1], [2])], "r1"))]
+    batch = pack(trees, {"r0": 1.0, "r1": 1.0}, normaliser, auxiliary_weight=0.25)
+    validate(batch)
+    assert batch["weight"].tolist() == pytest.approx(weights)
+    credit = credited(batch, batch["worth"][batch["owners"]])["positive"]
+    main, side, other = (weights[0], 0.25 * weights[0], weights[1])
+    assert credit[batch["decision"]].tolist() == pytest.approx([main, main, main, side, other])
+
+
 @pytest.mark.parametrize("normaliser", ["rollout", "token", "constant"])
 def test_a_rollout_without_a_return_contributes_nothing(normaliser):
     trees = random_trees(5)
@@ -66,6 +88,18 @@ def test_merging_changes_no_rollouts_total_weight():
         apart, merged = (credited(each, each["worth"][each["owners"]]) for each in (apart, merged))
         for key in ("positive", "negative"):
             torch.testing.assert_close(apart[key].sum(), merged[key].sum())
+
+
+def test_answers_of_different_kinds_are_not_merged():
+    one, other = (
+        rollout([call("c0", [1], [2], kind=kind)], name) for kind, name in (("main", "r0"), ("auxiliary", "r1"))
+    )
+    trees = [prune(grow(each), auxiliary="full") for each in (one, other)]
+    merged = pack([merge(trees)], {"r0": 1.0, "r1": 1.0}, auxiliary_weight=0.5)
+    credit = credited(merged, merged["worth"][merged["owners"]])
+    apart = pack(trees, {"r0": 1.0, "r1": 1.0}, auxiliary_weight=0.5)
+    assert credit["positive"].sum() == credited(apart, apart["worth"][apart["owners"]])["positive"].sum()
+    assert int(merged["decision"].sum()) == 2
 
 
 def test_a_rollout_in_two_trees_is_refused():

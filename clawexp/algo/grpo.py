@@ -1,28 +1,24 @@
 """Group-relative policy optimisation over prefix trees, as described in ClawGym II (arXiv:2608.16798).
 
-Departures from its Tree-GRPO: a leave-one-out baseline and no scaling are on offer, and there is no reference
-KL term. Tensors are used through their methods only, so that a configuration is checked without torch.
+Departures from its Tree-GRPO: a leave-one-out baseline, no scaling and other objectives are on offer.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from clawexp.algo.clipped import Clipped
+from clawexp.algo.surrogate import Surrogate
 from clawexp.component import component
 from clawexp.errors import LearnerError
 
-if TYPE_CHECKING:
-    pass
-
 
 @component
-class Grpo(Clipped):
-    """One advantage per rollout, a clipped objective per sampled token."""
+class Grpo(Surrogate):
+    """One advantage per rollout, a surrogate objective over sampled tokens."""
 
     baseline: Literal["leave_one_out", "group_mean"]
     scale_by_std: bool

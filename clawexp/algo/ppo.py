@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from clawexp.algo.clipped import Clipped
+from clawexp.algo.surrogate import Surrogate
 from clawexp.component import component
 from clawexp.errors import LearnerError
 
@@ -68,8 +68,8 @@ class Critic:
 
 
 @component
-class Ppo(Clipped):
-    """One advantage per token and rollout, a clipped objective per sampled token."""
+class Ppo(Surrogate):
+    """One advantage per token and rollout, a surrogate objective over sampled tokens."""
 
     critic: Critic
 
