@@ -2,17 +2,23 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from enumerated_world import World, place_of, rollout_of
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from clawexp.algo.grpo import Grpo
+from clawexp.batch import credited
 from clawexp.errors import LearnerError
+from clawexp.forest import prune
+from clawexp.pack import pack
+from clawexp.tree import grow
 
 OPTION = Path(__file__).parents[2] / "conf" / "algo" / "grpo.yaml"
 GROUP = ("task", "builtin")
@@ -98,3 +104,54 @@ def test_the_loss_is_clipped_and_truncated_as_the_option_says():
 
 def test_without_a_critic_a_rollout_has_one_advantage():
     assert grpo().critic is None
+
+
+class GroupsOfTwo:
+    """The mean gradient over all pairs of episodes, on trees and with advantages as a step would make them."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.episodes = self.world.episodes
+        rewards = np.array([reward for _, _, reward in self.episodes])
+        chances = np.array([chance for chance, _, _ in self.episodes])
+        worth = [
+            [grpo().worth([one, other], [GROUP] * 2, [True] * 2)[0] for other in rewards.tolist()]
+            for one in rewards.tolist()
+        ]
+        self.worth = np.array(worth) @ chances
+        """Of each episode, the mean over what it is paired with."""
+
+    def bias(self, auxiliary: Literal["full", "drop"] | float, normaliser: Literal["constant", "rollout"]) -> float:
+        """Of the direction, relative to the true gradient: the scale is the learning rate's."""
+        found, true = np.zeros(8), np.zeros(8)
+        weight = auxiliary if isinstance(auxiliary, float) else 1.0
+        for (chance, steps, reward), worth in zip(self.episodes, self.worth.tolist(), strict=True):
+            made = rollout_of(steps)
+            tree = prune(grow(made), auxiliary=auxiliary)
+            batch = pack([tree], {"r0": worth}, normaliser, constant_tokens=1, auxiliary_weight=weight)
+            batch = credited(batch, batch["worth"][batch["owners"]])
+            credit = (batch["positive"] + batch["negative"]).double()
+            for step, each in zip(steps, made.calls, strict=True):
+                path = each.prompt_ids + each.sampled_ids
+                if each.call_id in {own for segment in tree.segments if segment.trained for own in segment.calls}:
+                    found += chance * credit[place_of(batch, path)].item() * self.world.gradient(*step)
+                true += chance * reward * self.world.gradient(*step)
+        return float(np.linalg.norm(found / np.linalg.norm(found) - true / np.linalg.norm(true)))
+
+
+@pytest.fixture(scope="module")
+def groups() -> GroupsOfTwo:
+    return GroupsOfTwo()
+
+
+def test_with_all_calls_in_the_loss_the_gradient_is_exact(groups):
+    assert groups.bias("full", "constant") < 1e-6  # P and N are float32
+
+
+def test_without_auxiliary_calls_it_is_bent_and_with_a_weight_less_so(groups):
+    dropped, weighed = groups.bias("drop", "constant"), groups.bias(0.5, "constant")
+    assert dropped > weighed > 1e-2
+
+
+def test_with_rollouts_that_count_alike_however_long_they_are_it_is_bent_a_little(groups):
+    assert 1e-3 < groups.bias("full", "rollout") < 0.5 * groups.bias("drop", "constant")

@@ -1,8 +1,6 @@
-import itertools
 import math
 import subprocess
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from enumerated_world import World, place_of, rollout_of
 from made_rollouts import call, rollout
 from pydantic import ValidationError
 
 from clawexp.algo.ppo import Critic, Ppo
+from clawexp.batch import owned_token
 from clawexp.errors import LearnerError
+from clawexp.forest import merge
 from clawexp.pack import pack
 from clawexp.tree import grow
 
@@ -113,90 +114,84 @@ def test_with_lambda_one_it_is_the_return_less_the_value():
     assert chain(values, [2, 3], 1.0, critic(lambda_token=1.0, lambda_turn=1.0)) == pytest.approx(paper, abs=1e-12)
 
 
-class Enumeration:
-    """All episodes of a small world, each with its chance, so that means are exact.
-
-    a1 is chosen, a tool answers o, a hidden event u opens a side call on what came before o; then a compaction c is
-    written, and the next root sees nothing but c. Adapted to real trees: contexts are prompts, choices are calls.
-    """
-
-    def __init__(self) -> None:
-        draw = np.random.default_rng(1)
-        self.feature: dict[str, np.ndarray] = defaultdict(lambda: draw.normal(size=8))
-        self.theta = draw.normal(size=8) * 0.8
-        self.reward: dict[tuple[int, ...], float] = {key: draw.normal() for key in itertools.product((0, 1), repeat=7)}
-        self.episodes = [episode for key in self.reward if (episode := self.episode(key))]
-        visits: dict[str, float] = defaultdict(float)
-        worth: dict[str, float] = defaultdict(float)
-        for chance, steps, reward in self.episodes:
-            for context, _ in steps:
-                visits[context] += chance
-                worth[context] += chance * reward
-        self.value = {context: worth[context] / visits[context] for context in visits}
-
-    def chances(self, context: str) -> np.ndarray:
-        scores = np.exp([self.feature[context + str(a)] @ self.theta for a in (0, 1)])
-        return scores / scores.sum()
-
-    def episode(self, key: tuple[int, ...]) -> tuple[float, list[tuple[str, int]], float] | None:
-        a1, o, u, a2, a3, c, a4 = key
-        if a3 and not u:
-            return None
-        steps = [("x", a1), (f"x{a1}o{o}", a2), *([(f"x{a1}B", a3)] if u else [])]
-        steps += [(f"x{a1}o{o}{a2}C", c), (f"S{c}", a4)]
-        chance = (0.6, 0.4)[o] * ((0.7, 0.3), (0.2, 0.8))[a1][u] * math.prod(self.chances(s)[a] for s, a in steps)
-        return chance, steps, self.reward[key]
-
-    def gradient(self, context: str, choice: int) -> np.ndarray:
-        """Of the choice's logprob."""
-        features = np.array([self.feature[context + str(a)] for a in (0, 1)])
-        return features[choice] - self.chances(context) @ features
-
-    def bias(self, advantages: list[list[float]]) -> float:
-        """Of the mean gradient that they give, relative to the true one."""
-        found, true = np.zeros(8), np.zeros(8)
-        for (chance, steps, reward), given in zip(self.episodes, advantages, strict=True):
-            for step, advantage in zip(steps, given, strict=True):
-                found += chance * advantage * self.gradient(*step)
-                true += chance * reward * self.gradient(*step)
-        return float(np.linalg.norm(found - true) / np.linalg.norm(true))
-
-    def advantages(self, options: Critic, link: str) -> list[list[float]]:
-        """Of each step of each episode. `link`: successors as they are packed, or each step's next in time."""
-        found = []
-        for _, steps, reward in self.episodes:
-            calls = [call(str(n), [ord(x) for x in context], [ord(str(a))]) for n, (context, a) in enumerate(steps)]
-            batch = pack([grow(rollout(calls))], {"r0": 1.0})
-            places = [place_of(batch, each.prompt_ids + each.sampled_ids) for each in calls]
-            value = torch.zeros(len(batch["owners"]), dtype=torch.float64)
-            value[places] = torch.tensor([self.value[context] for context, _ in steps], dtype=torch.float64)
-            if link == "time":  # tokens do not stand in the order of time, so links are made on the steps alone
-                value, after = value[places], torch.tensor([*range(1, len(steps)), -1])
-                given = options.advantages(torch.full_like(value, reward), value, after, torch.zeros(len(steps)))
-                found.append(given.tolist())
-                continue
-            given = options.advantages(torch.full_like(value, reward), value, batch["successor"], batch["within"])
-            found.append(given[places].tolist())
-        return found
+def packed_advantages(world: World, options: Critic) -> list[list[float]]:
+    """Of each step of each episode, with successors as they are packed."""
+    found = []
+    for _, steps, reward in world.episodes:
+        made = rollout_of(steps)
+        batch = pack([grow(made)], {"r0": 1.0})
+        places = [place_of(batch, each.prompt_ids + each.sampled_ids) for each in made.calls]
+        value = torch.zeros(len(batch["owners"]), dtype=torch.float64)
+        value[places] = values_of(world, steps)
+        given = options.advantages(torch.full_like(value, reward), value, batch["successor"], batch["within"])
+        found.append(given[places].tolist())
+    return found
 
 
-def place_of(batch, path: tuple[int, ...]) -> int:
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(batch["input_ids"].tolist(), batch["parent"].tolist(), strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    return next(i for i, each in enumerate(paths) if each == path and batch["sampled"][i])
+def chronological_advantages(world: World, options: Critic) -> list[list[float]]:
+    """The same with each step's next in time for its successor, whatever context was lost."""
+    found = []
+    for _, steps, reward in world.episodes:
+        value, after = values_of(world, steps), torch.tensor([*range(1, len(steps)), -1])
+        given = options.advantages(torch.full_like(value, reward), value, after, torch.zeros(len(steps)))
+        found.append(given.tolist())
+    return found
+
+
+def averaged_advantages(world: World, lambda_turn: float) -> list[list[float]]:
+    """The same with the mean over all calls whose context extends the step's, though they exist by what was seen."""
+    found = []
+    for _, steps, reward in world.episodes:
+        value, names = values_of(world, steps).tolist(), [context for context, _ in steps]
+        advantage = [reward - v for v in value]
+        for k in reversed(range(len(steps))):
+            own = f"{names[k]}{steps[k][1]}"
+            below = [i for i, name in enumerate(names) if name.startswith(own) and name[0] != "S"]
+            below = [i for i in below if not any(names[i].startswith(names[j]) for j in below if j != i)]
+            if below:
+                advantage[k] = np.mean([value[i] + lambda_turn * advantage[i] for i in below]).item() - value[k]
+        found.append(advantage)
+    return found
+
+
+def values_of(world: World, steps: list[tuple[str, int]]) -> torch.Tensor:
+    return torch.tensor([world.value[context] for context, _ in steps], dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
-def world() -> Enumeration:
-    return Enumeration()
+def world() -> World:
+    return World()
 
 
 @pytest.mark.parametrize("lambda_turn", [1.0, 0.95, 0.5, 0.0])
 def test_with_exact_values_the_gradient_is_exact_at_any_lambda(world, lambda_turn):
-    assert world.bias(world.advantages(critic(lambda_turn=lambda_turn), "packed")) < 1e-12
+    assert world.bias(packed_advantages(world, critic(lambda_turn=lambda_turn))) < 1e-12
 
 
 @pytest.mark.parametrize("lambda_turn", [0.95, 0.5, 0.0])
 def test_values_from_beyond_a_loss_of_context_would_bend_it(world, lambda_turn):
-    assert world.bias(world.advantages(critic(lambda_turn=lambda_turn), "time")) > 1e-3
+    assert world.bias(chronological_advantages(world, critic(lambda_turn=lambda_turn))) > 1e-3
+
+
+@pytest.mark.parametrize("lambda_turn", [0.95, 0.5, 0.0])
+def test_a_mean_over_branches_that_exist_by_what_was_seen_would_bend_it(world, lambda_turn):
+    assert world.bias(averaged_advantages(world, lambda_turn)) > 1e-3
+
+
+@pytest.mark.parametrize("lambda_turn", [1.0, 0.5])
+def test_on_siblings_that_were_drawn_alike_it_is_the_mean_over_them(lambda_turn):
+    """Rollouts that share their first answer and part after it: by chance, so all of them are successors."""
+    after, rewards = [0.3, 0.8, 0.5], [1.0, 0.0, 0.25]
+    attempts = [
+        rollout([call("a", [1], [2, 3]), call("b", [1, 2, 3, 10 + n], [4])], f"r{n}") for n in range(len(after))
+    ]
+    batch = pack([merge([grow(each) for each in attempts])], {f"r{n}": reward for n, reward in enumerate(rewards)})
+    token = torch.zeros(len(batch["input_ids"]), dtype=torch.float64)
+    token[batch["decision"]] = torch.tensor([0.1, 0.6, *after], dtype=torch.float64)
+    owned = owned_token(batch)
+    options, returns = critic(lambda_token=0.7, lambda_turn=lambda_turn), batch["worth"][batch["owners"]]
+    given = options.advantages(returns, token[owned], batch["successor"], batch["within"])
+    first, last = ((given[owned == place]).mean().item() for place in (1, 2))
+    below = [v + lambda_turn * (reward - v) for v, reward in zip(after, rewards, strict=True)]
+    assert last == pytest.approx(sum(below) / 3 - 0.6, abs=1e-12)
+    assert first == pytest.approx(0.6 + 0.7 * last - 0.1, abs=1e-12)
