@@ -62,17 +62,19 @@ class Node:
 
     segment: Segment | None = None
     children: list["Node"] = field(default_factory=list)
+    arrived: int = 0
+    """Number of the call that it came with."""
 
-    def add(self, segment: Segment) -> "Node":
+    def add(self, segment: Segment, arrived: int = 0) -> "Node":
         """Hang `segment` here as the last child."""
-        self.children.append(Node(segment))
+        self.children.append(Node(segment, arrived=arrived))
         return self.children[-1]
 
     def cut(self, at: int) -> None:
         """Keep the first `at` ids here; the rest becomes the only child."""
         assert self.segment is not None
         self.segment, tail = self.segment.cut(at)
-        self.children = [Node(tail, self.children)]
+        self.children = [Node(tail, self.children, self.arrived)]
 
     def branches(self) -> Iterator[tuple["Node", Segment]]:
         for child in self.children:
@@ -82,20 +84,18 @@ class Node:
     def longest(self, ids: NDArray[np.int32]) -> tuple["Node", int, int]:
         """The place below that spells most of `ids`: node, ids used inside it, ids used in all.
 
-        Siblings may begin alike, so all that match are followed; of equal places the first to arrive wins.
+        Siblings may begin alike, so all that match are followed; of equal places the first to arrive wins, so that
+        the same ids are spelled by the same place ever after.
         """
         best = (self, 0, 0)
-        stack = [(self, 0)]
+        stack = [(branch, 0) for branch in reversed(list(self.branches()))]
         while stack:
-            node, done = stack.pop()
-            whole = []
-            for child, segment in node.branches():
-                inside = common_length(segment.ids, ids[done:])
-                if done + inside > best[2]:
-                    best = (child, inside, done + inside)
-                if inside == len(segment.ids):
-                    whole.append((child, done + inside))
-            stack += whole[::-1]
+            (node, segment), done = stack.pop()
+            inside = common_length(segment.ids, ids[done:])
+            if (done + inside, -node.arrived) > (best[2], -best[0].arrived) and inside:
+                best = (node, inside, done + inside)
+            if inside == len(segment.ids):
+                stack += [(branch, done + inside) for branch in reversed(list(node.branches()))]
         return best
 
     def flatten(self) -> tuple[Segment, ...]:

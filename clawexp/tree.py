@@ -106,6 +106,7 @@ def grow(rollout: Rollout) -> Tree:
     disagree, or a path of the tree does not spell its call to the token.
     """
     top, splits = Node(), []
+    followed: set[str] = set()
     calls: dict[str, Call] = {}
     for call in rollout.calls:
         _check(call)
@@ -114,13 +115,13 @@ def grow(rollout: Rollout) -> Tree:
                 f"rollout {rollout.id}: call {call.call_id} is there twice. Leave the rollout out; "
                 "its journal is damaged."
             )
-        node = _insert(top, call, calls, splits)
+        node = _insert(top, call, calls, splits, followed)
         calls[call.call_id] = call
         if call.sampled_ids:
-            node.add(_answer(call))
+            node.add(_answer(call), arrived=len(calls))
     tree = Tree(rollouts=(rollout.id,), calls=(tuple(calls),), segments=top.flatten(), splits=tuple(splits))
     _check_paths(tree, calls)
-    return _judge(tree, calls)
+    return _judge(tree, calls, followed)
 
 
 def _check(call: Call) -> None:
@@ -157,8 +158,12 @@ def _answer(call: Call) -> Segment:
     )
 
 
-def _insert(top: Node, call: Call, earlier: Mapping[str, Call], splits: list[Split]) -> Node:
-    """Spell `call`'s prompt; the node where it ends. Leaving an answer half way adds to `splits`."""
+def _insert(top: Node, call: Call, earlier: Mapping[str, Call], splits: list[Split], followed: set[str]) -> Node:
+    """Spell `call`'s prompt; the node where it ends.
+
+    Adds to `splits` where it leaves an answer half way, and the call of the answer that it goes on from, or from whose
+    beginning, to `followed`.
+    """
     prompt = np.array(call.prompt_ids, np.int32)
     node, inside, shared = top.longest(prompt)
     if node.segment is not None and inside < len(node.segment.ids):
@@ -166,12 +171,15 @@ def _insert(top: Node, call: Call, earlier: Mapping[str, Call], splits: list[Spl
     edge = EDGE_OF_CAUSE[call.cause]
     if node.segment is not None and node.segment.sampled:
         answered = earlier[node.segment.calls[0]]
+        followed.add(answered.call_id)
         at = shared - len(answered.prompt_ids)
         if at < len(answered.sampled_ids):
             splits.append(Split(call_id=answered.call_id, at=at, by=call.call_id))
         elif call.cause == "continue" and answered.verdict == "tool_calls":
             edge = "tool"
-    return node if shared == len(prompt) else node.add(_environment(call, prompt[shared:], edge))
+    if shared == len(prompt):
+        return node
+    return node.add(_environment(call, prompt[shared:], edge), arrived=len(earlier) + 1)
 
 
 def _environment(call: Call, ids: np.ndarray, edge: Edge) -> Segment:
@@ -203,10 +211,9 @@ def _check_paths(tree: Tree, calls: Mapping[str, Call]) -> None:
             )
 
 
-def _judge(tree: Tree, calls: Mapping[str, Call]) -> Tree:
+def _judge(tree: Tree, calls: Mapping[str, Call], followed: set[str]) -> Tree:
     """Mark the answers that repeat another one, or that a later call for the identical prompt replaced."""
     answers = {call_id: pieces for (_, call_id), pieces in tree.answers().items()}
-    followed = _followed(tree)
     edges: dict[int, Edge] = {}
     for siblings in tree.answers_by_prompt():
         distinct: dict[tuple[int, ...], Call] = {}
@@ -221,16 +228,6 @@ def _judge(tree: Tree, calls: Mapping[str, Call]) -> Tree:
                     edges |= dict.fromkeys(answers[call.call_id], _retried(call))
     segments = (replace(segment, edge=edges.get(index, segment.edge)) for index, segment in enumerate(tree.segments))
     return replace(tree, segments=tuple(segments))
-
-
-def _followed(tree: Tree) -> set[str]:
-    """Calls whose answer, or its beginning, a later prompt holds."""
-    followed = set()
-    for segment in tree.segments:
-        before = tree.segments[segment.parent] if segment.parent >= 0 else segment
-        if before.sampled and before.calls != segment.calls:
-            followed.add(before.calls[0])
-    return followed
 
 
 def _retried(call: Call) -> Edge:

@@ -1,6 +1,10 @@
+import importlib.util
 import itertools
 import os
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -8,7 +12,7 @@ from made_rollouts import call, random_rollout, rollout
 
 from clawexp.errors import LearnerError
 from clawexp.records import Span
-from clawexp.segment import Segment
+from clawexp.segment import Node, Segment
 from clawexp.tree import Split, Tree, grow
 
 SESSIONS = int(os.environ.get("CLAWEXP_FUZZ_SESSIONS", "600"))
@@ -159,6 +163,16 @@ def test_an_answer_that_a_later_prompt_holds_was_not_lost_although_it_was_asked_
     assert edges == {"c0": "continue", "c1": "retry_infra", "c2": "continue"}
 
 
+def test_an_answer_was_not_lost_although_the_call_that_holds_it_was_cut_off_at_once():
+    calls = [
+        call("c0", [1], [2]),
+        call("c1", [1, 2], [], finish_reason="abort", spans=()),
+        call("c2", [1], [3], cause="retry"),
+    ]
+    edges = {segment.calls[0]: segment.edge for segment in grow(rollout(calls)).segments if segment.sampled}
+    assert edges == {"c0": "continue", "c2": "retry_infra"}
+
+
 def test_an_answer_given_twice_is_a_duplicate_and_goes_on_from_the_first():
     calls = [call("c0", [1], [2]), call("c1", [1], [2], cause="retry"), call("c2", [1, 2, 4], [5])]
     tree = grow(rollout(calls))
@@ -205,6 +219,70 @@ def test_an_answer_without_a_prompt_is_refused():
     first: Segment = grow(rollout([call("c0", [1], [2])])).segments[1]
     with pytest.raises(LearnerError, match="answer without a prompt"):
         Tree(rollouts=("r0",), calls=(("c0",),), segments=(replace(first, parent=-1),))
+
+
+@pytest.fixture(scope="module")
+def fuzz() -> ModuleType:
+    """The program that compares many more random sessions with an oracle."""
+    spec = importlib.util.spec_from_file_location("fuzz_tree", Path(__file__).parents[1] / "benchmarks/fuzz_tree.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_token_of_random_sessions_stands_where_the_oracle_has_it(fuzz):
+    seen, wrong = fuzz.play(range(500))
+    assert wrong is None
+    assert seen["rollouts"] == 1500
+    edges = ("tool", "retry_infra", "retry_model", "compaction", "subagent", "rewrite", "duplicate")
+    assert min(seen["splits"], *(seen[f"edge {edge}"] for edge in edges)) > 100
+
+
+def test_a_tree_that_takes_the_newest_of_equal_places_is_found_out(fuzz, monkeypatch):
+    exact = Node.branches
+    monkeypatch.setattr(Node, "branches", lambda node: iter(sorted(exact(node), key=lambda each: -each[0].arrived)))
+    _, wrong = fuzz.play(range(100))
+    assert wrong is not None
+
+
+def test_a_tree_that_matches_a_token_less_is_found_out(fuzz, monkeypatch):
+    exact = Node.longest
+
+    def shorter(node, ids):
+        return exact(node, ids[:-1]) if len(ids) > 1 else exact(node, ids)
+
+    monkeypatch.setattr(Node, "longest", shorter)
+    _, wrong = fuzz.play(range(100))
+    assert wrong is not None
+
+
+def test_a_continuation_of_two_equal_answers_hangs_below_the_first_even_where_that_was_cut():
+    calls = [
+        call("c0", [1], [2, 3]),
+        call("c1", [1], [2, 3], cause="retry"),
+        call("c2", [1, 2, 9], [5], cause="rewrite"),
+        call("c3", [1, 2, 3, 4], [6]),
+    ]
+    tree = grow(rollout(calls))
+    path = tree.path(tree.answers()[(0, "c3")][0])
+    assert [segment.calls for segment in path] == [("c0",), ("c0",), ("c0",), ("c3",), ("c3",)]
+
+
+def test_the_same_prompt_ends_at_the_same_place_whatever_came_between():
+    calls = [
+        call("c0", [1], [5]),
+        call("c1", [1], [5, 6]),
+        call("c2", [1, 5, 6], [9], verdict="malformed"),
+        call("c3", [1, 5], [6, 6]),
+        call("c4", [1, 5, 6], [4], cause="retry"),
+    ]
+    tree = grow(rollout(calls))
+    answers = {segment.calls[0]: segment for segment in tree.segments if segment.sampled}
+    assert answers["c2"].parent == answers["c4"].parent
+    assert (answers["c2"].edge, answers["c4"].edge) == ("retry_model", "continue")
 
 
 def test_a_session_of_long_prompts_grows_in_time_linear_in_its_tokens():
