@@ -1,12 +1,16 @@
 """What a step or an evaluation will try: tasks x harnesses x rollouts -> attempts, the same ones on every resume."""
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from clawexp.protocols import Harness
 from clawexp.records import Task
 from clawexp.spec import Experiment
+
+ROUND_SEED = 1_000_003
+"""What further rounds of a step add to the seed of its tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +44,28 @@ def training_attempts(experiment: Experiment, step: int) -> list[Attempt]:
     return [
         _attempt(experiment, task, name, step, number)
         for name, task in zip(names, tasks, strict=True)
-        for number in range(experiment.group_size or experiment.harness[name].group_size)
+        for number in range(_group_size(experiment, name))
     ]
+
+
+def further_attempts(
+    experiment: Experiment, step: int, extra_round: int, num_tasks: int, tried: Collection[str]
+) -> list[Attempt]:
+    """The same for `num_tasks` tasks beside those of a step, at most as many as it has; rounds are counted from 1.
+
+    Which ones depends on the round alone. One whose id has been `tried` in this step gets another id.
+    """
+    total = tasks_per_step(experiment)
+    names = shared_out(harness_weights(experiment.harness), step * total, total)[:num_tasks]
+    tasks = experiment.taskset.train(step, total, experiment.seed + ROUND_SEED * extra_round)[:num_tasks]
+    taken = set(tried)
+    attempts: list[Attempt] = []
+    for name, task in zip(names, tasks, strict=True):
+        again = (replace(task, id=f"{task.id}-x{times}") for times in itertools.count(2))
+        task = next(each for each in itertools.chain([task], again) if each.id not in taken)
+        taken.add(task.id)
+        attempts += [_attempt(experiment, task, name, step, number) for number in range(_group_size(experiment, name))]
+    return attempts
 
 
 def evaluation_attempts(experiment: Experiment, step: int) -> list[Attempt]:
@@ -57,6 +81,10 @@ def evaluation_attempts(experiment: Experiment, step: int) -> list[Attempt]:
 def tasks_per_step(experiment: Experiment) -> int:
     """Over all harnesses."""
     return experiment.num_tasks or sum(harness.num_tasks for harness in experiment.harness.values())
+
+
+def _group_size(experiment: Experiment, harness_name: str) -> int:
+    return experiment.group_size or experiment.harness[harness_name].group_size
 
 
 def evaluation_tasks(experiment: Experiment, harness: Harness) -> int:

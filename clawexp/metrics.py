@@ -13,6 +13,7 @@ from clawexp.rule import NOTED
 def measure(rollouts: Sequence[Rollout], worth: Mapping[str, float]) -> dict[str, float]:
     """What a step's rollouts say of themselves. `worth` has the rollouts that are trained on."""
     values = {**_rewards(rollouts), **_outcomes(rollouts), **_calls(rollouts), **_stages(rollouts)}
+    values["rollout/groups"] = float(len({rollout.group for rollout in rollouts}))
     values["rollout/valid"] = len(worth)
     values["rollout/groups_with_variance"] = _varied(rollouts, worth)
     return values | _by_harness(rollouts, _rewards)

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from clawexp.admission import MemoryGate
-from clawexp.attempt import evaluation_attempts, training_attempts
+from clawexp.attempt import evaluation_attempts, further_attempts, tasks_per_step, training_attempts
 from clawexp.capture.boundary import boundary
 from clawexp.environment import describe_environment
 from clawexp.errors import ClawexpError, EngineError
@@ -26,7 +26,7 @@ from clawexp.rollout import Site, gather
 from clawexp.run_folder import RunFolder
 from clawexp.runtime.reaper import scratch_folder, scratch_root, sweep
 from clawexp.spec import Experiment
-from clawexp.step_batch import packed, worth_of
+from clawexp.step_batch import groups_with_spread, packed, worth_of
 from clawexp.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -63,9 +63,15 @@ class Run:
         self._blocked: set[str] = set()
 
     async def gather(self, step: int) -> list[Rollout]:
-        """The rollouts of one step."""
+        """The rollouts of one step; of further tasks, too, where its own teach too little and the algorithm says so."""
         self._clock = time.monotonic()
         rollouts = await gather(training_attempts(self.experiment, step), self._site)
+        for extra_round in range(1, self.experiment.algo.extra_rounds + 1):
+            lacking = tasks_per_step(self.experiment) - len(groups_with_spread(self.experiment, rollouts))
+            if lacking <= 0:
+                break
+            tried = {rollout.task_id for rollout in rollouts}
+            rollouts += await gather(further_attempts(self.experiment, step, extra_round, lacking, tried), self._site)
         self._times = {"time/gather_s": time.monotonic() - self._clock}
         self._report_blocked(rollouts)
         return rollouts

@@ -13,18 +13,34 @@ from clawexp.tree import Tree
 
 
 def worth_of(experiment: Experiment, rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """What every rollout that is trained on is worth, by id. Groups below `algo.min_group` are left out."""
-    usable = [
-        rollout.reward is not None and bool(rollout.calls) and experiment.outcome[rollout.outcome] in TRAINED
-        for rollout in rollouts
-    ]
+    """What every rollout that is trained on is worth, by id.
+
+    Groups below `algo.min_group` are left out, and where a step may try further tasks for it, groups without spread.
+    """
+    usable = [_usable(experiment, rollout) for rollout in rollouts]
     sizes: dict[tuple[str, str], int] = {}
     for rollout, is_usable in zip(rollouts, usable, strict=True):
         sizes[rollout.group] = sizes.get(rollout.group, 0) + is_usable
-    valid = [ok and sizes[r.group] >= experiment.algo.min_group for r, ok in zip(rollouts, usable, strict=True)]
+    kept = {group for group, size in sizes.items() if size >= experiment.algo.min_group}
+    if experiment.algo.extra_rounds:
+        kept &= groups_with_spread(experiment, rollouts)
+    valid = [ok and rollout.group in kept for rollout, ok in zip(rollouts, usable, strict=True)]
     rewards = [rollout.reward or 0.0 for rollout in rollouts]
     found = experiment.algo.worth(rewards, [rollout.group for rollout in rollouts], valid)
     return {r.id: value for r, value, ok in zip(rollouts, found, valid, strict=True) if ok}
+
+
+def groups_with_spread(experiment: Experiment, rollouts: Sequence[Rollout]) -> set[tuple[str, str]]:
+    """Those whose rollouts do not all have one reward: the others teach an algorithm nothing that compares."""
+    rewards: dict[tuple[str, str], set[float | None]] = {}
+    for rollout in rollouts:
+        if _usable(experiment, rollout):
+            rewards.setdefault(rollout.group, set()).add(rollout.reward)
+    return {group for group, found in rewards.items() if len(found) > 1}
+
+
+def _usable(experiment: Experiment, rollout: Rollout) -> bool:
+    return rollout.reward is not None and bool(rollout.calls) and experiment.outcome[rollout.outcome] in TRAINED
 
 
 def packed(

@@ -5,7 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from clawexp.attempt import evaluation_attempts, seed_of, shared_out, tasks_per_step, training_attempts
+from clawexp.attempt import (
+    evaluation_attempts,
+    further_attempts,
+    seed_of,
+    shared_out,
+    tasks_per_step,
+    training_attempts,
+)
 from clawexp.commands.compose import build, composed
 from clawexp.spec import Experiment
 
@@ -55,6 +62,27 @@ def test_shares_hold_over_every_stretch_of_steps(weights: dict[str, float]) -> N
     given = Counter(name for step in steps for name in step)
     for name, weight in weights.items():
         assert abs(given[name] - 280 * weight / sum(weights.values())) < 1.5
+
+
+def test_further_rounds_of_a_step_try_tasks_of_their_own_and_the_same_ones_again_on_resume(
+    experiment: Experiment,
+) -> None:
+    tried = {attempt.task.id for attempt in training_attempts(experiment, 2)}
+    first, second = (further_attempts(experiment, 2, number, 8, tried) for number in (1, 2))
+    few = further_attempts(experiment, 2, 1, 3, tried)
+    assert len({a.rollout_id for a in (*first, *second)} | tried) == 64 + 64 + 8
+    assert [a.rollout_id for a in few] == [a.rollout_id for a in first[:24]]
+    assert all(a.task.split == "train" and a.step == 2 for a in first)
+
+
+def test_a_task_that_a_step_has_tried_already_is_tried_under_another_name() -> None:
+    experiment = build(composed(["taskset=jsonl", "num_tasks=2", "group_size=1"]))
+    tried = {attempt.task.id for attempt in training_attempts(experiment, 0)}
+    for number in range(1, 9):
+        (more,) = further_attempts(experiment, 0, number, 1, tried)
+        assert more.task.id not in tried
+        tried.add(more.task.id)
+    assert any(task_id.endswith("-x3") for task_id in tried)
 
 
 def test_evaluation_takes_held_out_tasks_at_its_own_temperature(experiment: Experiment) -> None:

@@ -316,6 +316,31 @@ def test_a_run_with_a_critic_goes_on_and_replays_to_the_bit(place: Place, make_p
     assert replayed.returncode == 0, replayed.stderr
 
 
+def test_a_step_that_teaches_too_little_tries_further_tasks_the_same_ones_on_resume(
+    place: Place, make_place: Callable[[str], Place]
+) -> None:
+    words, apart = ("steps=2", *VARIED, "algo.extra_rounds=2"), make_place("apart")
+    done = place.clawexp(*words)
+    assert done.returncode == 0, done.stderr
+    with apart.started(*words) as started:
+        started.until(gathering(apart, 1))
+        started.process.kill()
+        assert started.ended() == -signal.SIGKILL
+    done = apart.clawexp("resume=auto", *words)
+    assert done.returncode == 0, done.stderr
+    (one,), (other,) = place.runs, apart.runs
+    assert history(one) == history(other)
+    for step, line in enumerate(metrics(one)):
+        names = [rollout.id for rollout in one.rollouts(step)]
+        assert names == [rollout.id for rollout in other.rollouts(step)]
+        assert len(set(names)) == len(names) == line["rollout/count"]
+        assert line["rollout/groups_with_variance"] >= 2 or line["rollout/groups"] >= 4  # both further rounds were made
+        assert line["rollout/valid"] == 2 * line["rollout/groups_with_variance"]
+    assert max(line["rollout/groups"] for line in metrics(one)) > 2
+    replayed = place.clawexp("replay", str(one.path))
+    assert replayed.returncode == 0, replayed.stderr
+
+
 def test_a_stopped_run_says_how_to_go_on_and_that_works(finished: Finished, place: Place) -> None:
     with place.started("steps=9", *VARIED) as started:
         started.until(gathering(place, 1))

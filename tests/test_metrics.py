@@ -111,6 +111,7 @@ def test_only_groups_whose_rollouts_differ_teach_anything() -> None:
     left_out = [rollout("e", 0.5, task="z"), rollout("f", 1.0, task="z")]
     values = measure([*equal, *different, *left_out], dict.fromkeys("abcde", 1.0))
     assert values["rollout/groups_with_variance"] == 1.0
+    assert values["rollout/groups"] == 3.0
 
 
 def test_stages_are_averaged_over_the_rollouts_that_came_so_far() -> None:

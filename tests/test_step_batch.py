@@ -3,11 +3,12 @@ from dataclasses import replace
 import pytest
 from made_rollouts import call, rollout
 
+from clawexp.algo.grpo import Grpo
 from clawexp.commands.compose import build, composed
 from clawexp.outcome import Credit, Outcome
 from clawexp.records import Rollout
 from clawexp.spec import Experiment
-from clawexp.step_batch import packed, worth_of
+from clawexp.step_batch import groups_with_spread, packed, worth_of
 from clawexp.tree import grow
 
 
@@ -43,6 +44,16 @@ def replace_credit(experiment: Experiment, outcome: Outcome, credit: Credit) -> 
 def test_a_group_with_too_few_valid_rollouts_is_left_out(experiment: Experiment) -> None:
     rollouts = [ended("a", 1.0), ended("b", 0.0), ended("c", 1.0, task="u"), ended("d", None, task="u")]
     assert set(worth_of(experiment, rollouts)) == {"a", "b"}
+
+
+def test_groups_without_spread_are_left_out_where_a_step_may_try_further_tasks(experiment: Experiment) -> None:
+    rollouts = [ended("a", 1.0), ended("b", 0.0), ended("c", 1.0, task="u"), ended("d", 1.0, task="u")]
+    rollouts += [ended("e", 1.0, task="v"), ended("f", 0.0, Outcome.GRADER_FAULT, task="v")]
+    assert groups_with_spread(experiment, rollouts) == {("t", "builtin")}
+    assert set(worth_of(experiment, rollouts)) == {"a", "b", "c", "d"}
+    assert isinstance(experiment.algo, Grpo)
+    more = replace(experiment, algo=replace(experiment.algo, extra_rounds=1))
+    assert worth_of(more, rollouts) == {"a": 1.0, "b": -1.0}
 
 
 def test_only_what_is_trained_on_is_packed_and_groups_stay_apart(experiment: Experiment) -> None:

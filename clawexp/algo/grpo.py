@@ -24,6 +24,8 @@ class Grpo(Surrogate):
     scale_by_std: bool
     std_floor: Annotated[float, Field(gt=0)]
     """Continuous rewards come arbitrarily close together; a smaller spread is not blown up."""
+    extra_rounds: Annotated[int, Field(ge=0)]
+    """How often a step may try further tasks until it has its number of groups with spread; the others are left out."""
     recompute_old: bool
     """Score the batch in a pass of its own before the update, instead of in the update's own pass."""
 

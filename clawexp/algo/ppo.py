@@ -78,6 +78,11 @@ class Ppo(Surrogate):
         """The pass that reads the values scores the batch, too."""
         return True
 
+    @property
+    def extra_rounds(self) -> int:
+        """A critic learns from groups without spread, too."""
+        return 0
+
     def worth(self, rewards: Sequence[float], groups: Sequence[tuple[str, str]], valid: Sequence[bool]) -> list[float]:
         """One per rollout: its reward, which is all that is given to it, at its end. 0 where it is not valid.
 
