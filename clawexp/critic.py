@@ -32,18 +32,25 @@ class Decisions:
 
 
 class Critic:
-    """A value head and its optimiser. `batches` counts those that it learned from."""
+    """A value head and its optimiser. `batches` counts those that it learned from.
+
+    `best` is the largest share of a new batch's variance that it explained, `settled` whether there was one
+    that was no better than all before it by `warmup_gain`.
+    """
 
     def __init__(self, options: CriticOptions, hidden: int) -> None:
         self.options = options
         self.head = ValueHead(hidden, options.width)
         self.optimiser = torch.optim.AdamW(self.head.parameters(), lr=options.lr, weight_decay=0.0)
-        self.batches = 0
+        self.batches, self.best, self.settled = 0, 0.0, False
 
     @property
     def warming(self) -> bool:
         """Whether the policy still has to wait."""
-        return self.batches < self.options.warmup_batches
+        options = self.options
+        if self.batches < options.warmup_batches:
+            return True
+        return options.warmup_gain is not None and not self.settled and self.batches < options.warmup_limit
 
     def judge(self, batch: TensorDict, hidden: Tensor) -> Decisions:
         """Value each decision of a batch, whose hidden states are given, in order."""
@@ -76,17 +83,32 @@ class Critic:
             loss.backward()
             self.optimiser.step()
         self.batches += 1
+        self._look(metrics.get("critic/explained_variance"))
         return metrics
+
+    def _look(self, explained: float | None) -> None:
+        """Whether it still learns to explain more, by a batch that it had not seen; None where nothing varied."""
+        if explained is None or self.batches == 1:  # of the first batch a fresh head explains nothing
+            return
+        if self.batches >= self.options.warmup_batches and explained < self.best + (self.options.warmup_gain or 0.0):
+            self.settled = True
+        self.best = max(self.best, explained)
 
     def state(self) -> dict[str, Any]:
         """All that `take` needs."""
-        return {"head": self.head.state_dict(), "optimiser": self.optimiser.state_dict(), "batches": self.batches}
+        return {
+            "head": self.head.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "batches": self.batches,
+            "best": self.best,
+            "settled": self.settled,
+        }
 
     def take(self, state: dict[str, Any]) -> None:
         """Go on from a `state`, to the bit. Raises KeyError, ValueError or RuntimeError where it does not fit."""
         self.head.load_state_dict(state["head"])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.batches = state["batches"]
+        self.batches, self.best, self.settled = state["batches"], state["best"], state["settled"]
 
 
 def quality(seen: Decisions) -> dict[str, float]:

@@ -37,12 +37,21 @@ def option(file: str, **other: Any) -> dict[str, Any]:
     return fields | other
 
 
-def make(folder: Path, budget: int = 32768, mode: str = "chain", lr: float = 3e-4, **critic: Any) -> Learner:
+def make(
+    folder: Path,
+    budget: int = 32768,
+    mode: str = "chain",
+    lr: float = 3e-4,
+    critic_lr: float | None = None,
+    **critic: Any,
+) -> Learner:
     """A learner with the shipped options, some of the critic's changed."""
     if not folder.exists():
         tiny_policy(folder)
     fields = option("algo/ppo.yaml", lr=lr)
     fields["critic"].pop("_target_")
+    if critic_lr is not None:
+        critic["lr"] = critic_lr
     fields["critic"] = Options(**fields["critic"] | critic)
     options = LearnerOptions(**option("learner/default.yaml", token_budget=budget, tree_pass=mode))
     return Learner(options, folder, Ppo(**fields), temperature=0.8)
@@ -302,6 +311,21 @@ def test_while_the_critic_warms_up_it_alone_learns(tmp_path):
     assert learner.update(batch_of(2))["critic/warming"] == 0
     assert not same(policy, state(learner.policy))
     assert learner.version == 1
+
+
+def test_the_critic_may_learn_alone_until_it_explains_no_more(tmp_path):
+    warm = {"warmup_batches": 1, "warmup_gain": 0.1, "lr": 0.01}
+    learner = make(tmp_path / "policy", critic_lr=0.02, warmup_limit=30, **warm)
+    metrics = [learner.update(batch_of()) for _ in range(30)]
+    warming = [each["critic/warming"] for each in metrics]
+    explained = [each["critic/explained_variance"] for each in metrics]
+    length = int(sum(warming))
+    assert warming == [1.0] * length + [0.0] * (30 - length)
+    assert 2 < length < 30
+    gains = [one - max([0.0, *explained[1:place]]) for place, one in enumerate(explained)]
+    assert min(gains[1 : length - 1]) >= 0.1 > gains[length - 1]
+    short = make(tmp_path / "policy", critic_lr=0.02, warmup_limit=2, **warm)
+    assert [short.update(batch_of())["critic/warming"] for _ in range(3)] == [1, 1, 0]
 
 
 def test_the_critic_gives_the_policy_no_gradient(tmp_path):

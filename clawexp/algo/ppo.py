@@ -37,6 +37,10 @@ class Critic:
     """Updates of the value head on each batch."""
     warmup_batches: Annotated[int, Field(ge=0)]
     """Batches from which the critic alone learns, before the policy does."""
+    warmup_gain: Annotated[float, Field(gt=0)] | None
+    """The critic goes on alone while the variance that it explains of a new batch is higher by this than any before."""
+    warmup_limit: Annotated[int, Field(ge=0)]
+    """Batches of both together, at most."""
     clip: Annotated[float, Field(gt=0)]
     """How far a batch may move a value."""
 
