@@ -148,6 +148,38 @@ def test_packing_and_merging_do_not_change_the_loss(tmp_path, seed, budget):
     assert other.evaluate_loss(one) == pytest.approx(learner.evaluate_loss(one), abs=1e-6 * size_of(one))
 
 
+@pytest.mark.parametrize("objective", ["clipped", "cispo", "gspo"])
+@pytest.mark.parametrize("normaliser", ["prompt", "token"])
+def test_merging_and_cutting_change_no_gradient_of_any_objective(tmp_path, objective, normaliser):
+    """With all that an objective may have beside it: reference, entropy bonus, band, veto, auxiliary weight."""
+    beside = {"reference_kl": 0.3, "entropy_bonus": 0.2, "token_band": [0.01, 3.0], "veto": 1e-4, "clip_high": 0.05}
+    trees, found = trees_of(1), []
+    groups = {name: ("task", "a" if name in ("r0", "r3") else "b") for name in ADVANTAGES}
+    for packed, budget in ((trees, 32768), ([merge(trees)], 32768), ([merge(trees[:3]), trees[3]], 1)):
+        learner = exact(tmp_path / "policy", objective=objective, budget=budget, **beside)
+        for weight in learner.policy.parameters():  # at some distance from the reference
+            weight.data += 0.1 * torch.cos(torch.arange(weight.numel()).double()).view_as(weight)
+        batch = off_policy(learner, pack(packed, ADVANTAGES, normaliser, groups=groups, auxiliary_weight=0.4))
+        judged = learner._judged(batch)
+        learner._forward_backward(learner._credited(judged.batch, judged.advantage))
+        found.append((judged.metrics["learner/rejected_share"], learner.evaluate_loss(batch), gradient(learner)))
+    assert 0 < found[0][0] < 1
+    for rejected, loss, slope in found[1:]:
+        assert rejected == found[0][0]
+        assert loss == pytest.approx(found[0][1], rel=1e-5)
+        assert (slope - found[0][2]).norm() <= 1e-5 * found[0][2].norm()
+
+
+@pytest.mark.parametrize("normaliser", ["rollout", "prompt", "token", "constant"])
+def test_a_rollout_that_is_not_valid_changes_no_loss(tmp_path, normaliser):
+    learner, trees = exact(tmp_path / "policy"), trees_of(2)
+    worth = {name: value for name, value in ADVANTAGES.items() if name != "r1"}
+    groups = dict.fromkeys(ADVANTAGES, ("task", "builtin"))
+    others = [tree for tree in trees if tree.rollouts != ("r1",)]
+    alone, beside = (pack([merge(each)], worth, normaliser, 50, groups=groups) for each in (others, trees))
+    assert learner.evaluate_loss(beside) == pytest.approx(learner.evaluate_loss(alone), rel=1e-12)
+
+
 @FEW
 @given(seed=st.integers(0, 10_000), which=st.randoms(use_true_random=False))
 def test_splitting_a_segment_does_not_change_the_loss(tmp_path, seed, which: random.Random):
