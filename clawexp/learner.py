@@ -5,7 +5,6 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -14,19 +13,17 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from clawexp.batch import (
-    credited,
     gains,
     largest_part,
-    over_rollouts,
-    shared,
     split,
     trained,
     tree_token_ratio,
     validate,
     with_columns,
 )
-from clawexp.critic import Critic, Decisions
+from clawexp.critic import Critic
 from clawexp.errors import ConfigError, LearnerError
+from clawexp.judgement import Judged, credited_now, judged, over_tokens
 from clawexp.mismatch import divergence, mismatch
 from clawexp.model.decoder import Policy, read_weights
 from clawexp.model.tree_pass import TokenLoss, TreeTokens, tree_backward, tree_logprobs
@@ -64,10 +61,10 @@ class Learner:
         finite; the weights are unchanged.
         """
         started = time.perf_counter()
-        validate(batch)
+        self._check(batch)
         self.step += 1
-        judged = self._judged(batch)
-        batch = self._credited(judged.batch, judged.advantage)
+        found = self._judged(batch)
+        batch = self._credited(found.batch, found.advantage)
         loss_at = trained(batch)
         metrics = {
             "learner/skipped": float(not loss_at.any()),
@@ -75,71 +72,58 @@ class Learner:
             "learner/unique_tokens": float(len(loss_at)),
             "learner/trained_tokens": float(loss_at.sum()),
             "learner/largest_pass_tokens": float(largest_part(batch, self.options.token_budget)),
-            **judged.metrics,
+            **found.metrics,
         }
         if loss_at.any():
             if (self.algo.recompute_old or self.algo.updates > 1) and "old_logprob" not in batch:
                 batch = self.with_old_logprob(batch)
             warming = self.critic is not None and self.critic.warming
-            metrics |= self._warm(batch) if warming else self._updates(batch, judged.advantage)
-        if self.critic and judged.seen:
-            metrics |= self.critic.update(judged.seen)
+            metrics |= self._warm(batch) if warming else self._updates(batch, found.advantage)
+        if self.critic and found.seen:
+            metrics |= self.critic.update(found.seen)
         metrics["learner/version"] = float(self.version)
         metrics["learner/tokens_per_s"] = len(loss_at) / (time.perf_counter() - started)
         return metrics
 
     def with_old_logprob(self, batch: TensorDict) -> TensorDict:
         """The same batch with `old_logprob` of the policy as it is now."""
-        return with_columns(batch, old_logprob=_over_tokens(batch, self._logprobs(batch, _decides)))
+        return with_columns(batch, old_logprob=over_tokens(batch, self.decision_logprobs(batch)))
 
     def evaluate_loss(self, batch: TensorDict) -> float:
         """The loss that `update` would report, without changing anything."""
-        validate(batch)
-        judged = self._judged(batch)
-        batch = self._credited(judged.batch, judged.advantage)
+        self._check(batch)
+        found = self._judged(batch)
+        batch = self._credited(found.batch, found.advantage)
         loss, _ = self._loss(batch, self._logprobs(batch, trained), trained(batch))
         return loss.item()
 
-    def _judged(self, batch: TensorDict) -> "_Judged":
-        """What stays as it is over all updates on a batch."""
-        seen, advantage = None, batch["worth"][batch["owners"]]
-        if self.critic is not None:
-            hidden = self.policy.embedding.new_empty(int(batch["decision"].sum()), self.policy.shape.hidden)
-            logprob = self._logprobs(batch, _decides, hidden)
-            if "old_logprob" not in batch:
-                batch = with_columns(batch, old_logprob=_over_tokens(batch, logprob))
-            found = self.critic.judge(batch, hidden)
-            seen, advantage = found if len(hidden) else None, self.critic.advantages(batch, found)
-        metrics: dict[str, float] = {}
-        if self.algo.rejects:
-            batch, metrics["learner/rejected_share"] = self._without_rejected(batch)
-        if self.algo.trains_all:
-            batch = shared(batch)
-        if self.algo.reference_kl:
-            logprob = self._logprobs(batch, _decides, policy=self._reference)
-            batch = with_columns(batch, reference_logprob=_over_tokens(batch, logprob))
-        return _Judged(batch=batch, advantage=advantage, seen=seen, metrics=metrics)
+    def _check(self, batch: TensorDict) -> None:
+        validate(batch)
+        ids, vocab = batch["input_ids"], self.vocab_size
+        if bool(((ids < 0) | (ids >= vocab)).any()):
+            raise LearnerError(
+                f"the batch has token {int(ids.max())}, and the policy knows 0 to {vocab - 1}. The engine serves "
+                "another model than the learner trains, or the tokenizer is another's."
+            )
 
-    def _without_rejected(self, batch: TensorDict) -> tuple[TensorDict, float]:
-        """No weight for rollouts on which engine and learner differ too much; and their share of the valid ones."""
-        if "old_logprob" not in batch:
-            batch = self.with_old_logprob(batch)
-        log_ratio, rollout = over_rollouts(batch, batch["old_logprob"] - batch["behaviour_logprob"])
-        keeps = self.algo.keeps(log_ratio, rollout, len(batch["weight"]))
-        valid = batch["weight"] > 0
-        rejected = (valid & ~keeps).sum() / valid.sum().clamp(min=1)
-        return with_columns(batch, weight=batch["weight"] * keeps), rejected.item()
+    def _judged(self, batch: TensorDict) -> Judged:
+        return judged(batch, self.algo, self.critic, self)
 
     def _credited(self, batch: TensorDict, advantage: Tensor) -> TensorDict:
-        """The batch with P and N of advantages [M], as the policy stands now."""
-        if self.algo.sequence_ratio and "old_logprob" in batch:
-            now = _over_tokens(batch, self._logprobs(batch, _decides))
-            log_ratio, rollout = over_rollouts(batch, now - batch["old_logprob"])
-            zeros = log_ratio.new_zeros(len(batch["weight"]))
-            count = zeros.index_add(0, rollout, torch.ones_like(log_ratio)).clamp(min=1)
-            ratio = (zeros.index_add(0, rollout, log_ratio) / count).exp()
-            advantage = self.algo.clipped_advantage(advantage, ratio[batch["owners"]].to(advantage.dtype))
-        return credited(batch, advantage)
+        return credited_now(batch, advantage, self.algo, self)
+
+    def decision_logprobs(self, batch: TensorDict) -> Tensor:
+        """See `clawexp.judgement.Scorer`."""
+        return self._logprobs(batch, _decides)
+
+    def decision_states(self, batch: TensorDict) -> tuple[Tensor, Tensor]:
+        """See `clawexp.judgement.Scorer`."""
+        hidden = self.policy.embedding.new_empty(int(batch["decision"].sum()), self.policy.shape.hidden)
+        return self._logprobs(batch, _decides, hidden), hidden
+
+    def reference_logprobs(self, batch: TensorDict) -> Tensor:
+        """See `clawexp.judgement.Scorer`."""
+        return self._logprobs(batch, _decides, policy=self._reference)
 
     @functools.cached_property
     def _reference(self) -> Policy:
@@ -295,27 +279,8 @@ class Learner:
             shutil.copyfile(file, folder / file.name)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Judged:
-    """A batch before its first update."""
-
-    batch: TensorDict
-    advantage: Tensor
-    """Of each ownership, [M]."""
-    seen: Decisions | None
-    """What the critic learns from."""
-    metrics: dict[str, float]
-
-
 def _decides(batch: TensorDict) -> Tensor:
     return batch["decision"]
-
-
-def _over_tokens(batch: TensorDict, logprob: Tensor) -> Tensor:
-    """Of the decisions, in order -> of all tokens, [N] float32; 0 where nothing is decided."""
-    column = torch.zeros(len(batch["input_ids"]))
-    column[batch["decision"]] = logprob.to(column.dtype)
-    return column
 
 
 def _tokens(part: TensorDict) -> TreeTokens:

@@ -333,24 +333,6 @@ def test_the_gradient_of_gspo_is_that_of_the_ratios_of_whole_rollouts(tmp_path, 
     assert -found @ direction == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-4)
 
 
-def test_a_rollout_that_is_left_out_for_its_mismatch_trains_nothing_and_keeps_its_place(tmp_path):
-    learner = exact(tmp_path / "policy", veto=1e-3)
-    trees = trees_of(0)
-    batch = learner.with_old_logprob(pack(trees, ADVANTAGES))
-    batch["behaviour_logprob"] = batch["old_logprob"].clone()
-    whole = learner.evaluate_loss(batch)
-    first = int(batch["decision"].nonzero()[0])  # of r0
-    batch["old_logprob"][first] = batch["behaviour_logprob"][first] - 8
-    judged = learner._judged(batch)
-    assert judged.metrics == {"learner/rejected_share": 0.25}
-    assert judged.batch["weight"].tolist() == [0.0, *batch["weight"].tolist()[1:]]
-    assert learner.evaluate_loss(batch) != pytest.approx(whole)
-    metrics = learner.update(batch)
-    assert metrics["learner/rejected_share"] == 0.25
-    of_others = batch["decision"] & (batch["owners"] != 0)  # trees are apart: a token has one owner
-    assert metrics["learner/trained_tokens"] == int(of_others.sum())
-
-
 def test_tokens_in_a_band_and_out_of_it_are_counted(tmp_path):
     learner = exact(tmp_path / "policy", token_band=[0.9, 1.1])
     metrics = learner.update(batch_of())
@@ -422,6 +404,12 @@ def test_a_broken_batch_is_refused(tmp_path):
     batch = batch_of()
     batch["behaviour_logprob"][:] = float("nan")
     with pytest.raises(LearnerError, match="not finite"):
+        make(tmp_path / "policy").update(batch)
+
+
+def test_a_token_that_the_policy_does_not_know_is_refused(tmp_path):
+    batch = pack([grow(rollout([call("c0", [1, 11], [2])]))], {"r0": 1.0})
+    with pytest.raises(LearnerError, match="token 11, and the policy knows 0 to 10"):
         make(tmp_path / "policy").update(batch)
 
 
