@@ -288,6 +288,31 @@ class Algo(Protocol):
 
 
 @runtime_checkable
+class Imitating(Protocol):
+    """An algorithm that learns from rollouts of earlier runs, and needs none of its own."""
+
+    @property
+    def runs(self) -> Sequence[str]:
+        """Their folders."""
+        ...
+
+    @property
+    def min_reward(self) -> float:
+        """Of a rollout that is imitated."""
+        ...
+
+    @property
+    def held_out(self) -> float:
+        """Share of the tasks that are not trained on."""
+        ...
+
+    @property
+    def batch_rollouts(self) -> int:
+        """A step."""
+        ...
+
+
+@runtime_checkable
 class Logger(Protocol):
     """Who is told."""
 

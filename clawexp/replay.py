@@ -1,7 +1,9 @@
 """A run's journal and a checkpoint -> the loss of one step, without gathering anything anew."""
 
+from clawexp.demonstrations import read_demonstrations
 from clawexp.learner import Learner
 from clawexp.model.checkpoint import checkpoint_folder
+from clawexp.protocols import Imitating
 from clawexp.run_folder import RunFolder
 from clawexp.spec import Experiment
 from clawexp.step_batch import packed, worth_of
@@ -10,7 +12,10 @@ from clawexp.tree import grow
 
 def replayed_loss(experiment: Experiment, folder: RunFolder, step: int) -> float:
     """The loss of a step, from the journal and the checkpoint before it. Raises JournalError where calls are gone."""
-    rollouts = folder.rollouts(step)
+    if isinstance(experiment.algo, Imitating):
+        rollouts = read_demonstrations(experiment, experiment.algo).of_step(step)
+    else:
+        rollouts = folder.rollouts(step)
     trees = [grow(rollout) for rollout in rollouts if rollout.calls]
     batch = packed(experiment, trees, rollouts, worth_of(experiment, rollouts))
     base = checkpoint_folder(experiment.model.path)

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from clawexp.attempt import harness_weights, tasks_per_step
 from clawexp.commands.compose import build
+from clawexp.protocols import Imitating
 from clawexp.records import Command, Finished, Link
 from clawexp.spec import Experiment
 
@@ -47,6 +48,19 @@ def print_plan(config: DictConfig, num_points: int = 1) -> None:
 
 def planned(experiment: Experiment, num_points: int = 1) -> Iterator[str]:
     """What would be started, line by line."""
+    if isinstance(algo := experiment.algo, Imitating):
+        rate = f"{algo.batch_rollouts} rollouts a step for {experiment.steps} steps"
+        yield f"would learn from {', '.join(algo.runs)}, {rate}"
+    else:
+        yield from _gathering(experiment)
+    if experiment.launcher is not None:
+        yield "would be launched as"
+        yield from (
+            f"  {line}" for line in experiment.launcher.plan(num_points, Path("runs/NEW").absolute()).splitlines()
+        )
+
+
+def _gathering(experiment: Experiment) -> Iterator[str]:
     yield f"would start, once: {experiment.model.engine}"
     total, weights = tasks_per_step(experiment), harness_weights(experiment.harness)
     for name, harness in experiment.harness.items():
@@ -57,11 +71,6 @@ def planned(experiment: Experiment, num_points: int = 1) -> Iterator[str]:
     for name, part in experiment.preparable().items():
         if (line := part.prepared()) is not None:
             yield f"would first prepare {name}: {line}"
-    if experiment.launcher is not None:
-        yield "would be launched as"
-        yield from (
-            f"  {line}" for line in experiment.launcher.plan(num_points, Path("runs/NEW").absolute()).splitlines()
-        )
 
 
 def _command(experiment: Experiment, name: str) -> str:

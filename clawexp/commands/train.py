@@ -22,6 +22,7 @@ from clawexp.commands.overrides import assigned, parse, sweep_points
 from clawexp.commands.plan import print_plan
 from clawexp.errors import ClawexpError, ConfigError
 from clawexp.model.checkpoint import checkpoint_folder
+from clawexp.protocols import Imitating
 from clawexp.redact import redact
 from clawexp.run_folder import RunFolder, find_run
 from clawexp.spec import Experiment
@@ -130,6 +131,8 @@ def _train(config: DictConfig, folder: RunFolder) -> dict[str, float]:
     if folder.checkpoint_steps() and experiment.resume is None:
         raise ConfigError(f"{folder.path} already holds a run; go on with it by resume={folder.path}")
     checkpoint_folder(experiment.model.path)
+    if isinstance(experiment.algo, Imitating):
+        return _imitate(experiment, folder, config)
     experiment.prepare()
     # torch is imported only now, when the experiment is known to be possible.
     from clawexp.experiment import train_until_done
@@ -137,6 +140,19 @@ def _train(config: DictConfig, folder: RunFolder) -> dict[str, float]:
     print(f"run {folder.path}: {_summary(experiment)}; starting", file=sys.stderr)
     last = train_until_done(experiment, folder, redact(resolved(config)))
     print(f"done; what the run left is in {folder.path}", file=sys.stderr)
+    return last
+
+
+def _imitate(experiment: Experiment, folder: RunFolder, config: DictConfig) -> dict[str, float]:
+    assert isinstance(experiment.algo, Imitating)
+    # As above.
+    from clawexp.imitation import WEIGHTS, imitate_until_done
+
+    said = f"{experiment.model.name} learns from {', '.join(experiment.algo.runs)}, {experiment.steps} steps"
+    print(f"run {folder.path}: {said}; starting", file=sys.stderr)
+    last = imitate_until_done(experiment, folder, redact(resolved(config)))
+    weights = assigned("model.path", str((folder.path / WEIGHTS).absolute()))
+    print(f"done; a run that starts from it: python -m clawexp {shlex.quote(weights)}", file=sys.stderr)
     return last
 
 

@@ -118,7 +118,7 @@ def test_all_problems_of_a_line_are_listed_together() -> None:
 def test_every_value_of_a_sweep_is_checked() -> None:
     check(["algo.lr=1e-4,3e-4", "harness=builtin,pi", "seed=range(0,3)"], multirun=True)
     assert "it is 'abc'" in refusal("algo.lr=1e-4,abc", multirun=True)
-    assert "no such algo; choose one of grpo, ppo" in refusal("algo=grpo,dqn", multirun=True)
+    assert "no such algo; choose one of grpo, ppo, sft" in refusal("algo=grpo,dqn", multirun=True)
     assert "(it is 0)" in refusal("steps=range(2,-1,-1)", multirun=True)
     assert "sweeps over no value" in refusal("seed=range(3,1)", multirun=True)
     assert "sweeps over no value" in refusal("harness=glob(zz*)", multirun=True)

@@ -1,0 +1,121 @@
+"""An experiment whose rollouts were made by earlier runs: draw, grow, pack, update, log. No engine and no sandbox."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from tensordict import TensorDict
+
+from clawexp.demonstrations import Demonstrations, read_demonstrations
+from clawexp.environment import describe_environment
+from clawexp.learner import Learner
+from clawexp.logger.sink import Sink
+from clawexp.model.checkpoint import checkpoint_folder
+from clawexp.protocols import Imitating
+from clawexp.records import Rollout
+from clawexp.run_folder import RunFolder
+from clawexp.spec import Experiment
+from clawexp.step_batch import packed, worth_of
+from clawexp.stopping import run_until_stopped
+from clawexp.tree import grow
+
+WEIGHTS = "weights"
+"""The folder of the run that a next one may name as its `model.path`."""
+
+
+class _Imitation:
+    """One run while it is alive."""
+
+    def __init__(
+        self, experiment: Experiment, folder: RunFolder, learner: Learner, shown: Demonstrations, sinks: Sequence[Sink]
+    ) -> None:
+        self._experiment, self._folder, self._learner = experiment, folder, learner
+        self._shown, self._sinks = shown, sinks
+
+    async def run(self) -> dict[str, float]:
+        """From where the learner stands to the last step; the last metrics. Heeds a cancellation between steps."""
+        last = self._folder.last_metrics()
+        for step in range(self._learner.step, self._experiment.steps):
+            await asyncio.sleep(0)
+            before = self._score(step)
+            rollouts = self._shown.of_step(step)
+            found = self._learner.update(step_batch(self._experiment, rollouts))
+            found |= {"rollout/count": float(len(rollouts)), "reward/mean": _mean_reward(rollouts)}
+            last = {**before, **found, "imitation/loss": found["learner/loss"]}
+            self._log(step, last)
+        end = self._score(self._experiment.steps)
+        for sink in self._sinks:
+            if end:
+                sink.log(self._experiment.steps - 1, end)
+            sink.summary({**last, **end})
+        self._learner.export(self._folder.path / WEIGHTS)
+        self._folder.finish()
+        return {**last, **end}
+
+    def checkpoint(self) -> None:
+        """Keep the learner as it stands, unless that is done."""
+        if self._learner.step not in self._folder.checkpoint_steps():
+            self._learner.save(self._folder.checkpoint(self._learner.step))
+            self._folder.prune_checkpoints(self._experiment.keep_checkpoints)
+
+    def _score(self, step: int) -> dict[str, float]:
+        """The loss of what is held out: before the first step, every `eval.every` steps, after the last."""
+        every = self._experiment.eval.every
+        due = step in (0, self._experiment.steps) or (every and step % every == 0)
+        if not due or not self._shown.held_out:
+            return {}
+        return {
+            "imitation/held_out_loss": self._learner.evaluate_loss(step_batch(self._experiment, self._shown.held_out))
+        }
+
+    def _log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._folder.record(step, [], {}, metrics)
+        for sink in self._sinks:
+            sink.log(step, metrics)
+        done = step + 1
+        if done % self._experiment.checkpoint_every == 0 or done == self._experiment.steps:
+            self.checkpoint()
+
+
+async def imitate(experiment: Experiment, folder: RunFolder, config: Mapping[str, Any]) -> dict[str, float]:
+    """Run the experiment from where `folder` stands to its last step; the last metrics. Raises ConfigError."""
+    assert isinstance(experiment.algo, Imitating)
+    shown = read_demonstrations(experiment, experiment.algo)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(folder.held())
+        start = folder.begin(config)
+        base = checkpoint_folder(experiment.model.path)
+        learner = Learner(experiment.learner, base, experiment.algo, experiment.capture.temperature)
+        if start:
+            learner.resume(folder.checkpoint(start))
+        else:
+            learner.save(folder.checkpoint(0))
+        folder.note_environment({**describe_environment(experiment), "rendering": shown.rendering})
+        sinks = [
+            await stack.enter_async_context(each.open(folder.path, config, start > 0))
+            for each in experiment.logger.values()
+        ]
+        if start:
+            for sink in sinks:
+                sink.rewind(start)
+        imitation = _Imitation(experiment, folder, learner, shown, sinks)
+        try:
+            return await imitation.run()
+        except asyncio.CancelledError:  # perhaps many steps after the newest checkpoint
+            imitation.checkpoint()
+            raise
+
+
+def step_batch(experiment: Experiment, rollouts: Sequence[Rollout]) -> TensorDict:
+    """What is learned from these rollouts."""
+    return packed(experiment, [grow(rollout) for rollout in rollouts], rollouts, worth_of(experiment, rollouts))
+
+
+def imitate_until_done(experiment: Experiment, folder: RunFolder, config: Mapping[str, Any]) -> dict[str, float]:
+    """`imitate` to its end, or to SIGINT or SIGTERM: then KeyboardInterrupt is raised."""
+    return run_until_stopped(imitate(experiment, folder, config))
+
+
+def _mean_reward(rollouts: Sequence[Rollout]) -> float:
+    return sum(rollout.reward or 0.0 for rollout in rollouts) / len(rollouts)
