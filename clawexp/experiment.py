@@ -19,6 +19,7 @@ async def train(experiment: Experiment, folder: RunFolder, config: Mapping[str, 
             rollouts = await run.gather(step)  # tasks -> calls and rewards
             trees = [grow(rollout) for rollout in rollouts if rollout.calls]  # calls -> prefix trees
             batch = run.pack(trees, rollouts)  # trees -> tensors
+            run.check_parity(step, batch, rollouts)
             metrics = run.learner.update(batch)  # tensors -> weights
             await run.load(version=step + 1)  # weights -> engine
             run.log(step, rollouts, metrics)

@@ -14,12 +14,15 @@ from tensordict import TensorDict
 from clawexp.admission import MemoryGate
 from clawexp.attempt import evaluation_attempts, further_attempts, tasks_per_step, training_attempts
 from clawexp.capture.boundary import boundary
+from clawexp.capture.rendering import open_rendering
+from clawexp.capture.tokenizer import Tokenizer
 from clawexp.environment import describe_environment
 from clawexp.errors import ClawexpError, EngineError
 from clawexp.learner import Learner
 from clawexp.logger.sink import Sink
 from clawexp.metrics import blocked_hosts, measure, measure_evaluation
 from clawexp.model.checkpoint import checkpoint_folder
+from clawexp.parity import agreement, require, require_rendering
 from clawexp.protocols import EngineHandle, Openable, Runtime, TaskAware
 from clawexp.records import Rollout
 from clawexp.rollout import Site, gather
@@ -34,6 +37,8 @@ log = logging.getLogger(__name__)
 PROBE_TOLERANCE = 5e-3
 """Largest |delta logp| between engine and learner on the probe: float32 gives about 1e-5, bfloat16 about 1e-3."""
 PROBE_IDS = 64
+WEIGHTS = "weights"
+"""The folder of the run that the engine takes weights from."""
 
 
 class Run:
@@ -61,6 +66,7 @@ class Run:
         self._clock = time.monotonic()
         self._logged = learner.step
         self._blocked: set[str] = set()
+        self._checked = False
 
     async def gather(self, step: int) -> list[Rollout]:
         """The rollouts of one step; of further tasks, too, where its own teach too little and the algorithm says so."""
@@ -87,10 +93,28 @@ class Run:
         self._worth = worth_of(self.experiment, rollouts)
         return packed(self.experiment, trees, rollouts, self._worth)
 
+    def check_parity(self, step: int, batch: TensorDict, rollouts: Sequence[Rollout]) -> None:
+        """Compare engine and learner on the trees of a step, when it is time: before the first update of this process
+        that has any, and every `parity.every` steps. Raises EngineError where they do not agree.
+        """
+        options = self.experiment.parity
+        if self._checked and not (options.every and step % options.every == 0):
+            return
+        weights = self.folder.path / WEIGHTS
+        require_rendering(
+            self._site.boundary.rendering, open_rendering(weights, self.experiment.model.rendering).digest
+        )
+        found = agreement(batch, self.learner.decision_logprobs(batch), version=step)
+        if found is None:
+            return
+        self._times |= {"parity/mean_delta": found.mean_delta, "parity/max_delta": found.max_delta}
+        require(found, options, rollouts, step, Tokenizer(weights).decode([found.path[-1]]))
+        self._checked = True
+
     async def load(self, version: int) -> None:
         """Push the learner's weights, and make sure that the engine now speaks with them. Raises EngineError."""
         begin = time.monotonic()
-        weights = self.folder.path / "weights"
+        weights = self.folder.path / WEIGHTS
         self.learner.export(weights)
         await self._engine.load(weights, version)
         self._times["engine/probe_delta"] = await self._probe()

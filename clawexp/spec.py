@@ -93,6 +93,18 @@ class LearnerOptions:
 
 
 @component
+class ParityOptions:
+    """How far engine and learner may differ on what was sampled from the same weights."""
+
+    every: Annotated[int, Field(ge=0)]
+    """Steps between checks; 0 checks before a process's first update alone."""
+    mean_delta: Annotated[float, Field(gt=0)]
+    """Largest mean |delta logp| over the tokens of a step."""
+    max_delta: Annotated[float, Field(gt=0)]
+    """Largest |delta logp| of one token."""
+
+
+@component
 class RolloutOptions:
     """How rollouts are gathered."""
 
@@ -162,6 +174,7 @@ class Experiment:
     model: Model
     algo: Algo
     learner: LearnerOptions
+    parity: ParityOptions
     rollout: RolloutOptions
     capture: CaptureOptions
     eval: EvalOptions
