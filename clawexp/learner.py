@@ -143,11 +143,12 @@ class Learner:
         """
         policy = policy or self.policy
         logprobs, done = [policy.embedding.new_empty(0)], 0
-        mode, temperature = self.options.tree_pass, self.temperature
+        mode, limit, temperature = self.options.tree_pass, self._graph_bytes, self.temperature
         for part in split(batch, self.options.token_budget):
             tokens, targets = _tokens(part), where(part).nonzero().flatten()
             hidden = None if hidden_out is None else hidden_out[done : done + len(targets)]
-            logprobs.append(tree_logprobs(policy, tokens, targets, temperature, mode, hidden_out=hidden))
+            found = tree_logprobs(policy, tokens, targets, temperature, mode, graph_bytes=limit, hidden_out=hidden)
+            logprobs.append(found)
             done += len(targets)
         return torch.cat(logprobs)
 
@@ -187,9 +188,18 @@ class Learner:
             targets = trained(part).nonzero().flatten()
             entropy = self.policy.embedding.new_empty(len(targets))
             token_loss = self._token_loss(part, targets, totals)
-            mode, temperature = self.options.tree_pass, self.temperature
             logprobs.append(
-                tree_backward(self.policy, _tokens(part), targets, token_loss, temperature, mode, entropy_out=entropy)
+                tree_backward(
+                    self.policy,
+                    _tokens(part),
+                    targets,
+                    token_loss,
+                    self.temperature,
+                    self.options.tree_pass,
+                    graph_bytes=self._graph_bytes,
+                    checkpointing=self.options.activation_checkpointing,
+                    entropy_out=entropy,
+                )
             )
             entropies.append(entropy)
         logprob = torch.cat(logprobs)
@@ -236,7 +246,11 @@ class Learner:
         """Logprob of each id but the first given those before it, at temperature 1, float32 [n - 1]."""
         place = torch.arange(len(ids))
         tokens = TreeTokens(input_ids=torch.tensor(ids), position=place, parent=place - 1)
-        return tree_logprobs(self.policy, tokens, place[1:], 1.0, self.options.tree_pass)
+        return tree_logprobs(self.policy, tokens, place[1:], 1.0, "chain")
+
+    @property
+    def _graph_bytes(self) -> float:
+        return self.options.graph_gb * 1e9
 
     @property
     def vocab_size(self) -> int:

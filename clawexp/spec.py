@@ -86,8 +86,12 @@ class LearnerOptions:
 
     token_budget: Positive
     """Unique tokens in one forward and backward pass; a tree that has more is passed alone and whole."""
-    tree_pass: Literal["chain", "dfs"]
-    """`chain` is faster, `dfs` holds only one path in memory; the same maths."""
+    tree_pass: Literal["auto", "chain", "dfs"]
+    """`chain` is faster, `dfs` holds only one path in memory; the same maths. `auto`: `chain` up to `graph_gb`."""
+    graph_gb: Annotated[float, Field(gt=0)]
+    """Memory that the graph of one tree may take, in 10^9 bytes, before `auto` goes depth first."""
+    activation_checkpointing: bool
+    """Keep only what each layer begins with, and compute it again in the backward pass: less memory, more work."""
     threads: Annotated[int, Field(ge=0)]
     """CPU threads; 0 leaves it to torch: the cores that this process may use, or OMP_NUM_THREADS."""
 

@@ -16,6 +16,7 @@ from clawexp.batch import credited, load, owned_token, save
 from clawexp.errors import LearnerError
 from clawexp.forest import merge, prune
 from clawexp.learner import Learner
+from clawexp.model import tree_pass
 from clawexp.model.decoder import Policy
 from clawexp.model.tree_pass import TreeTokens, tree_backward
 from clawexp.pack import pack
@@ -33,11 +34,12 @@ def option(file: str, **other: Any) -> dict[str, Any]:
     return fields | other
 
 
-def make(folder: Path, budget: int = 32768, mode: str = "chain", **algo: Any) -> Learner:
+def make(folder: Path, budget: int = 32768, mode: str = "auto", **algo: Any) -> Learner:
     """A learner with the shipped options, some changed."""
     if not folder.exists():
         tiny_policy(folder)
-    options = LearnerOptions(**option("learner/default.yaml", token_budget=budget, tree_pass=mode))
+    memory = {key: algo.pop(key) for key in ("graph_gb", "activation_checkpointing") if key in algo}
+    options = LearnerOptions(**option("learner/default.yaml", token_budget=budget, tree_pass=mode, **memory))
     return Learner(options, folder, Grpo(**option("algo/grpo.yaml", **algo)), temperature=0.8)
 
 
@@ -265,6 +267,17 @@ def test_micro_batches_add_up_to_the_whole_batch(tmp_path):
     for key in one.keys() - {"learner/tokens_per_s", "learner/largest_pass_tokens"}:
         assert one[key] == pytest.approx(other[key], rel=1e-9), key
     for weight, same in zip(state(whole), state(parts), strict=True):
+        torch.testing.assert_close(weight, same)
+
+
+def test_memory_options_change_no_update(tmp_path, monkeypatch):
+    """Depth first and by checkpoints, where the graph of a tree is larger than the limit."""
+    monkeypatch.setattr(tree_pass, "PACK_TOKENS", 8)
+    plain = exact(tmp_path / "policy")
+    spare = exact(tmp_path / "policy", mode="auto", graph_gb=1e-5, activation_checkpointing=True)
+    one, other = plain.update(batch_of()), spare.update(batch_of())
+    assert one["learner/loss"] == pytest.approx(other["learner/loss"], rel=1e-9)
+    for weight, same in zip(state(plain), state(spare), strict=True):
         torch.testing.assert_close(weight, same)
 
 

@@ -7,7 +7,12 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; the shape of `weight` ends that of `x`."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension; the shape of `weight` ends that of `x`.
+
+    Half precision is computed in float32, as the released models were.
+    """
+    if x.dtype.itemsize < torch.float32.itemsize:
+        return rms_norm(x.float(), weight.float(), eps).to(x.dtype)
     if torch.is_grad_enabled():
         return _RmsNorm.apply(x, weight, eps)  # pyright: ignore[reportReturnType]
     return (x * _inverse_rms(x, eps)).mul_(weight)

@@ -1,10 +1,14 @@
 """Forward and backward over packed trees: every token is computed once, however many rollouts share it.
 
-Both modes give the same numbers as one pass per path from root to leaf. `chain` keeps the graph of a whole tree and is
+All modes give the same numbers as one pass per path from root to leaf. `chain` keeps the graph of a whole tree and is
 the faster; `dfs` keeps that of one path and a pack of subtrees beside it: a branch point's keys and values lie on the
-path, its subtrees add into their gradients, and then it is backpropagated itself.
+path, its subtrees add into their gradients, and then it is backpropagated itself. `auto` is `chain` as far as the graph
+stays within a number of bytes, and goes depth first beyond.
+
+Trees lie on the CPU; the policy may lie on a GPU, where attention is FlexAttention's and a tree is passed whole.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,14 +16,17 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from clawexp.errors import LearnerError
-from clawexp.model.decoder import Policy
+from clawexp.model.decoder import Attend, Layer, Policy
+from clawexp.model.flex_attention import compiled, masked_attention, tree_mask
 from clawexp.model.target_head import target_logprobs
 from clawexp.model.tree_attention import Past, tree_attention
+from clawexp.model.tree_memory import token_bytes
 from clawexp.model.tree_plan import Step, blocks_of, check_trees, schedule
 
-Mode = Literal["chain", "dfs"]
+Mode = Literal["auto", "chain", "dfs"]
 TokenLoss = Callable[[Tensor, Tensor], Tensor]
 """Logprobs [n] and which of the targets they belong to, int64 [n] -> their share of the loss, a scalar."""
 PACK_TOKENS = 2048
@@ -48,17 +55,18 @@ def tree_logprobs(
     temperature: float,
     mode: Mode,
     *,
+    graph_bytes: float = math.inf,
     entropy_out: Tensor | None = None,
     hidden_out: Tensor | None = None,
 ) -> Tensor:
     """Logprob of each target token given its path, in the order of `targets` (indices, int64 [n]), without gradients.
 
     Writes the entropy of each target's distribution, in nats, into `entropy_out` [n], and the final hidden state that
-    it was read from, that of the target's parent, into `hidden_out` [n, hidden], where they are given.
-    Raises LearnerError for tokens that are no trees, and for a root as target.
+    it was read from, that of the target's parent, into `hidden_out` [n, hidden], where they are given. `graph_bytes`
+    is what `auto` keeps to. Raises LearnerError for tokens that are no trees, and for a root as target.
     """
     with torch.no_grad():
-        return _Pass(policy, tokens, targets, temperature, None, entropy_out, hidden_out).run(mode)
+        return _Pass(policy, tokens, targets, temperature, None, entropy_out, hidden_out).run(mode, graph_bytes)
 
 
 def tree_backward(
@@ -69,14 +77,18 @@ def tree_backward(
     temperature: float,
     mode: Mode,
     *,
+    graph_bytes: float = math.inf,
+    checkpointing: bool = False,
     entropy_out: Tensor | None = None,
 ) -> Tensor:
     """As `tree_logprobs`; and adds the gradient of the loss, summed over calls of `token_loss`, to the parameters.
 
-    The loss must be additive over tokens: it is asked for in several pieces.
+    The loss must be additive over tokens: it is asked for in several pieces. With `checkpointing` only what each layer
+    begins with is kept, and the layer is computed again in the backward pass: a third more work.
     """
     with torch.enable_grad():
-        return _Pass(policy, tokens, targets, temperature, token_loss, entropy_out).run(mode)
+        each = _Pass(policy, tokens, targets, temperature, token_loss, entropy_out, checkpointing=checkpointing)
+        return each.run(mode, graph_bytes)
 
 
 @dataclass
@@ -132,8 +144,10 @@ class _Pass:
         token_loss: TokenLoss | None,
         entropy_out: Tensor | None,
         hidden_out: Tensor | None = None,
+        checkpointing: bool = False,
     ) -> None:
         self.policy, self.tokens, self.temperature = policy, tokens, temperature
+        self.device, self.checkpointing = policy.embedding.device, checkpointing
         self.token_loss, self.entropy_out, self.hidden_out = token_loss, entropy_out, hidden_out
         self.parent = tokens.parent.numpy()
         check_trees(tokens.position.numpy(), self.parent)
@@ -141,10 +155,10 @@ class _Pass:
             raise LearnerError("packed trees: a root has no logprob, so it cannot be a target")
         self.targets = targets
         self.ascending, self.order = torch.sort(targets)
-        self.logprobs = torch.empty(len(targets), dtype=policy.embedding.dtype)
+        self.logprobs = torch.empty(len(targets), dtype=torch.promote_types(policy.embedding.dtype, torch.float32))
 
-    def run(self, mode: Mode) -> Tensor:
-        steps = schedule(self.parent, PACK_TOKENS, split=mode == "dfs")
+    def run(self, mode: Mode, graph_bytes: float) -> Tensor:
+        steps = schedule(self.parent, PACK_TOKENS, self._graph_tokens(mode, graph_bytes))
         path = self._path(steps)
         for step in steps:
             if step.kind == "close":
@@ -152,11 +166,22 @@ class _Pass:
             elif step.kind == "open":
                 self._open(step, path)
             elif len(self._which(step)):
-                _, _, final = self._hidden(step, path)
+                _, final = self._hidden(step, path)
                 loss = self._loss(step, final, path)
                 if loss is not None:
                     loss.backward()
         return self.logprobs
+
+    def _graph_tokens(self, mode: Mode, graph_bytes: float) -> float:
+        """How many tokens a graph may have before it is made depth first."""
+        if self.device.type != "cpu" and mode == "dfs":
+            raise LearnerError("tree_pass `dfs` is for CPUs. Choose `auto` or `chain`; checkpointing saves memory.")
+        if mode == "chain" or self.device.type != "cpu":
+            return math.inf
+        if mode == "dfs":
+            return 0
+        itemsize, grad = self.policy.embedding.itemsize, self.token_loss is not None
+        return graph_bytes / token_bytes(self.policy.shape, itemsize, grad, self.checkpointing)
 
     def _path(self, steps: list[Step]) -> _Path:
         last = [step.end - 1 for step in steps if step.kind == "open"]
@@ -167,11 +192,12 @@ class _Pass:
         return _Path(keys, values, keys_grad, values_grad)
 
     def _open(self, step: Step, path: _Path) -> None:
-        keys, values, final = self._hidden(step, path)
+        kept, final = self._hidden(step, path)
         loss = self._loss(step, final, path)
         last = final[-1:]
         leaf = last.detach().requires_grad_(self.token_loss is not None)
         depth = int(self.tokens.position[step.start])
+        keys, values = ([pair[which] for pair in kept] for which in (0, 1))
         path.push(_Open(keys, values, loss, last, leaf, slice(depth, depth + len(final))))
 
     def _close(self, path: _Path) -> None:
@@ -186,24 +212,36 @@ class _Pass:
                 grads.append(grad.to(tensor.dtype))
         torch.autograd.backward(tensors, grads)
 
-    def _hidden(self, step: Step, path: _Path) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Keys and values of each layer, and final hidden states, of a step's tokens."""
+    def _hidden(self, step: Step, path: _Path) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        """Keys and values of each layer, where a step opens a chain, and final hidden states, of a step's tokens."""
         tokens = slice(step.start, step.end)
-        position = self.tokens.position[tokens]
-        blocks = blocks_of(np.maximum(self.parent[tokens] - step.start, -1))
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
+        position = self.tokens.position[tokens].to(self.device)
+        see = self._attention(step, path)
+        kept: dict[int, tuple[Tensor, Tensor]] = {}
+        hidden, rope = self.policy.embed(self.tokens.input_ids[tokens].to(self.device)), self.policy.rope(position)
+        for number, layer in enumerate(self.policy.layers):
 
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            past = path.before(len(keys), int(position[0]))
-            keys.append(k)
-            values.append(v)
-            return tree_attention(q, k, v, blocks, past)
+            def attend(q: Tensor, k: Tensor, v: Tensor, number: int = number) -> Tensor:
+                if step.kind == "open":
+                    kept.setdefault(number, (k, v))  # a second forward pass, of a checkpoint, is not the graph's
+                return see(number, q, k, v)
 
-        hidden, rope = self.policy.embed(self.tokens.input_ids[tokens]), self.policy.rope(position)
-        for layer in self.policy.layers:
-            hidden = layer(hidden, rope, attend)
-        return keys, values, self.policy.final(hidden)
+            hidden = self._layer(layer, hidden, rope, attend)
+        return list(kept.values()), self.policy.final(hidden)
+
+    def _layer(self, layer: Layer, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        if not (self.checkpointing and torch.is_grad_enabled()):
+            return layer(hidden, rope, attend)
+        return checkpoint(layer, hidden, rope, attend, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore
+
+    def _attention(self, step: Step, path: _Path) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+        """That of each layer, by its number, for a step's tokens."""
+        parent = np.maximum(self.parent[step.start : step.end] - step.start, -1)
+        if self.device.type != "cpu":
+            mask = tree_mask(parent, self.device)
+            return lambda number, q, k, v: masked_attention(q, k, v, mask, compiled())
+        blocks, depth = blocks_of(parent), int(self.tokens.position[step.start])
+        return lambda number, q, k, v: tree_attention(q, k, v, blocks, path.before(number, depth))
 
     def _which(self, step: Step) -> Tensor:
         """Which of the targets, in ascending order of token, lie in a step."""
@@ -219,12 +257,13 @@ class _Pass:
         row = self.tokens.parent[token] - step.start
         if path.stack:  # the first tokens of subtrees are read from the chain above
             final, row = torch.cat((path.stack[-1].leaf, final)), row.clamp(min=-1) + 1
-        hidden = final[row]
+        hidden = final[row.to(self.device)]
         if self.hidden_out is not None:
-            self.hidden_out[which] = hidden
-        entropy = None if self.entropy_out is None else self.logprobs.new_empty(len(which))
-        logprobs = target_logprobs(hidden, self.policy.head, self.tokens.input_ids[token], self.temperature, entropy)
+            self.hidden_out[which] = hidden.to(self.hidden_out.device)
+        ids = self.tokens.input_ids[token].to(self.device)
+        entropy = None if self.entropy_out is None else self.logprobs.new_empty(len(ids), device=self.device)
+        logprobs = target_logprobs(hidden, self.policy.head, ids, self.temperature, entropy).cpu()
         self.logprobs[which] = logprobs.detach()
         if self.entropy_out is not None and entropy is not None:
-            self.entropy_out[which] = entropy
+            self.entropy_out[which] = entropy.to(self.entropy_out)
         return None if self.token_loss is None else self.token_loss(logprobs, which)

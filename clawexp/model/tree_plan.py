@@ -74,30 +74,44 @@ def blocks_of(parent: Ints) -> Blocks:
     return Blocks(tuple(zip(starts, ends, strict=True)), _joined(sides))
 
 
-def schedule(parent: Ints, pack_tokens: int, split: bool) -> list[Step]:
+def schedule(parent: Ints, pack_tokens: int, graph_tokens: float) -> list[Step]:
     """Order the work depth first, packing neighbouring subtrees up to `pack_tokens`.
 
-    With `split`, a larger subtree is opened: its chain first, then what hangs below it. Without, it is packed whole.
+    A larger subtree is packed alone where it and the chains that are open above it have no more than `graph_tokens`.
+    Otherwise it is opened: its chain first, then what hangs below it. A subtree without branches is never opened.
     """
-    subtree_end = _subtree_ends(parent)
+    subtree_end = subtree_ends(parent)
     children = np.bincount(parent[parent >= 0], minlength=len(parent))
     chain_ends = np.flatnonzero(children != 1)
     steps: list[Step] = []
-    todo: list[Step | tuple[int, int]] = [(0, len(parent))]
+    todo: list[Step | tuple[int, int, float]] = [(0, len(parent), graph_tokens)]
     while todo:
         item = todo.pop()
         if isinstance(item, Step):
             steps.append(item)
             continue
-        inner: list[Step | tuple[int, int]] = []
-        for start, end in _packs(*item, subtree_end, pack_tokens):
+        first, last, room = item
+        inner: list[Step | tuple[int, int, float]] = []
+        for start, end in _packs(first, last, subtree_end, pack_tokens):
             chain_end = int(chain_ends[np.searchsorted(chain_ends, start)]) + 1
-            if not split or end - start <= pack_tokens or chain_end == end:
+            if end - start <= max(pack_tokens, room) or chain_end == end:
                 inner.append(Step("pack", start, end))
             else:
-                inner += [Step("open", start, chain_end), (chain_end, end), Step("close", start, chain_end)]
+                below = (chain_end, end, room - (chain_end - start))
+                inner += [Step("open", start, chain_end), below, Step("close", start, chain_end)]
         todo += reversed(inner)
     return steps
+
+
+def subtree_ends(parent: Ints) -> list[int]:
+    """Of each token, where what hangs below it ends: key k is visible to query q iff k <= q < ends[k]."""
+    ends = list(range(1, len(parent) + 1))
+    above = parent.tolist()
+    for token in range(len(ends) - 1, -1, -1):
+        up = above[token]
+        if up >= 0 and ends[up] < ends[token]:
+            ends[up] = ends[token]
+    return ends
 
 
 def _run_starts(parent: Ints) -> Ints:
@@ -138,16 +152,6 @@ def _joined(sides: list[Side]) -> tuple[Side, ...]:
         else:
             joined.append(side)
     return tuple(joined)
-
-
-def _subtree_ends(parent: Ints) -> list[int]:
-    ends = list(range(1, len(parent) + 1))
-    above = parent.tolist()
-    for token in range(len(ends) - 1, -1, -1):
-        up = above[token]
-        if up >= 0 and ends[up] < ends[token]:
-            ends[up] = ends[token]
-    return ends
 
 
 def _packs(start: int, end: int, subtree_end: list[int], pack_tokens: int) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from clawexp.errors import LearnerError
 from clawexp.model import tree_pass
 from clawexp.model.decoder import Policy
+from clawexp.model.tree_memory import token_bytes
 from clawexp.model.tree_pass import TreeTokens, tree_backward, tree_logprobs
 
 TEMPERATURE = 0.8
@@ -47,6 +48,54 @@ def test_float32_gradients_equal_those_of_one_pass_per_path(reference, architect
     want = per_path(model, tokens, targets, weights)
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
     assert gradient_error(policy, model) <= 1e-5
+
+
+@MODES
+def test_checkpointing_changes_no_number(reference, mode, monkeypatch):
+    monkeypatch.setattr(tree_pass, "PACK_TOKENS", 6)
+    policy, again = (Policy.load(reference()[0]) for _ in range(2))
+    tokens, weights = forest(seed=9), mixed_signs(9)
+    found = []
+    for each, checkpointing in ((policy, False), (again, True)):
+        targets, loss = all_but_roots(tokens), weighted(weights)
+        found.append(tree_backward(each, tokens, targets, loss, 1.0, mode, checkpointing=checkpointing))
+    assert torch.equal(*found)
+    for one, other in zip(policy.parameters(), again.parameters(), strict=True):
+        assert one.grad is not None
+        torch.testing.assert_close(other.grad, one.grad, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("graph_tokens", [10, 20, 40])
+def test_auto_is_exact_wherever_it_begins_to_go_depth_first(reference, graph_tokens, monkeypatch):
+    monkeypatch.setattr(tree_pass, "PACK_TOKENS", 6)
+    folder, model = reference()
+    policy, model = Policy.load(folder).double(), without_float32_norms(model.double())
+    tokens, targets, weights = forest(seed=3), all_but_roots(forest(seed=3)), mixed_signs(3)
+    limit = graph_tokens * token_bytes(policy.shape, 8, True, True)
+    options = {"graph_bytes": limit, "checkpointing": True}
+    got = tree_backward(policy, tokens, targets, weighted(weights), TEMPERATURE, "auto", **options)
+    torch.testing.assert_close(got, per_path(model, tokens, targets, weights), rtol=0, atol=1e-10)
+    assert gradient_error(policy, model) <= 1e-10
+
+
+@pytest.mark.parametrize(("graph_tokens", "like"), [(0, "dfs"), (10_000, "chain")])
+def test_auto_goes_depth_first_where_the_graph_would_be_too_large(reference, graph_tokens, like, monkeypatch):
+    monkeypatch.setattr(tree_pass, "PACK_TOKENS", 6)
+    policy, tokens = Policy.load(reference()[0]), forest(seed=3)
+    limit = graph_tokens * token_bytes(policy.shape, 4, True, False)
+
+    def pieces(mode: tree_pass.Mode) -> list[int]:
+        asked: list[int] = []
+
+        def token_loss(logprobs: Tensor, which: Tensor) -> Tensor:
+            asked.append(len(which))
+            return logprobs.sum()
+
+        tree_backward(policy, tokens, all_but_roots(tokens), token_loss, 1.0, mode, graph_bytes=limit)
+        return asked
+
+    assert pieces("auto") == pieces(like)
+    assert len(pieces("chain")) < len(pieces("dfs"))
 
 
 @MODES
