@@ -15,7 +15,6 @@ SHARED_TESTS = {
     # Seen through the HTTP that they serve, in one live proxy.
     "capture/addon.py": "capture/test_proxy.py",
     "capture/authority.py": "capture/test_interception.py",
-    "capture/listeners.py": "capture/test_proxy.py",
     "capture/passage.py": "capture/test_interception.py",
     "capture/upstream.py": "capture/test_interception.py",
     "capture/way_in.py": "capture/test_interception.py",

@@ -21,6 +21,9 @@ from clawexp.capture.upstream import Upstream
 
 FAILED = Reply(status=503, body=b"", headers={"retry-after": "2"})
 """Stands if the service fails."""
+PENDING = http.Response.make(FAILED.status)
+"""Tells mitmproxy that no upstream is to be asked. What is sent takes its place in the flow; only its
+timestamps change."""
 
 
 class CaptureAddon:
@@ -63,8 +66,7 @@ class CaptureAddon:
         if rollout is not None and passage is not None and not passage.to_model:
             self._upstream.ask(flow, rollout)
             return
-        # Without a response mitmproxy would ask the upstream.
-        flow.response = http.Response.make(FAILED.status)
+        flow.response = PENDING
         flow.metadata["awaited"] = Awaited(FAILED)
         flow.metadata["key"] = passage and passage.key
 

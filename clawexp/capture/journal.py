@@ -52,7 +52,7 @@ class AppendLog:
             for record in records:
                 self._write(record)
             if self._fsync:
-                os.fsync(self._file)
+                os.fdatasync(self._file)
 
     def _write(self, record: Mapping[str, Any]) -> None:
         line = _line(record)

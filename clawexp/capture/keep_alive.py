@@ -1,18 +1,22 @@
 """A client that waits for a stream hears something while its answer is made.
 
 mitmproxy sends what an addon answers only as a whole. Its HTTP stream is taught here to ask for the answer beside
-itself, and to send the stream's head and pings until it is there.
+itself, and to send the stream's head and pings until it is there. It is also taught to tell hooks on the spot where
+nobody takes his time, and to send in one piece what it sends at once.
 """
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
 
-from mitmproxy import http
+from mitmproxy import ctx, http
 from mitmproxy.proxy import commands, events, layer
 from mitmproxy.proxy.layers.http import HttpLayer, HttpStream, SendHttp
 from mitmproxy.proxy.layers.http._events import ResponseData, ResponseHeaders
 
+from clawexp.capture.listeners import Listeners
 from clawexp.capture.message import Reply
 
 PING_S = 5.0
@@ -63,6 +67,13 @@ class AnsweredStream(HttpStream):
     """One request and its response. Where it is made here, the addon has put an `Awaited` into the flow's
     metadata."""
 
+    def handle_event(self, event: events.Event) -> layer.CommandGenerator[None]:
+        for command in super().handle_event(event):
+            if not isinstance(command, commands.StartHook) or not _told(command):
+                yield command
+            elif command.blocking:
+                yield from self.handle_event(events.HookCompleted(command))
+
     def check_invalid(self, request: bool) -> layer.CommandGenerator[bool]:
         if request:  # the first look at it: mitmproxy will make every request look as if sent to its host
             asked = self.flow.request
@@ -102,9 +113,33 @@ class AnsweredStream(HttpStream):
 class AnsweredHttp(HttpLayer):
     """A client's HTTP connection, whose requests are all answered here."""
 
+    def handle_event(self, event: events.Event) -> layer.CommandGenerator[None]:
+        pieces: list[bytes] = []
+        for command in super().handle_event(event):
+            if isinstance(command, commands.SendData) and command.connection is self.context.client:
+                pieces.append(command.data)
+                continue
+            yield from self._sent(pieces)
+            yield command
+        yield from self._sent(pieces)
+
+    def _sent(self, pieces: list[bytes]) -> Iterator[commands.SendData]:
+        """Head, body and end of a response are one write, and wake the client once."""
+        if pieces:
+            yield commands.SendData(self.context.client, b"".join(pieces))
+            pieces.clear()
+
     def make_stream(self, stream_id: int) -> layer.CommandGenerator[None]:
-        self.streams[stream_id] = AnsweredStream(self.context.fork(), stream_id)
+        context = copy(self.context)  # `fork` would make another upstream connection, too
+        context.layers = context.layers.copy()
+        self.streams[stream_id] = AnsweredStream(context, stream_id)
         yield from self.event_to_child(self.streams[stream_id], events.Start())
+
+
+def _told(hook: commands.StartHook) -> bool:
+    listeners = ctx.master.addons
+    assert isinstance(listeners, Listeners)
+    return listeners.tell_at_once(hook)
 
 
 def _over(_event: events.Event) -> layer.CommandGenerator[None]:

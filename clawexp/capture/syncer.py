@@ -50,7 +50,7 @@ def _sync(files: Sequence[int]) -> list[OSError | None]:
     errors: list[OSError | None] = []
     for file in files:
         try:
-            os.fsync(file)
+            os.fdatasync(file)  # content and size; when it was written matters to nobody
             errors.append(None)
         except OSError as error:
             errors.append(error)

@@ -6,12 +6,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 
 from clawexp.errors import ConfigError
 
 SHORT = 64
 """Characters. Most of what a template puts around turns is short, and the same each time."""
+LONG = 2048
+"""Characters. System prompts with their tools are longer; every rollout of a harness begins with the same."""
+LONGEST_KEPT = 2**18
 
 
 class Tokenizer:
@@ -28,6 +32,7 @@ class Tokenizer:
             raise ConfigError(f"no tokenizer.json in {folder}: {error}; check model.path") from error
         self._backend = tokenizers.Tokenizer.from_str(content)
         self._short = lru_cache(maxsize=4096)(self._encode)
+        self._long = lru_cache(maxsize=64)(self._packed)
         self.digest = hashlib.sha256(content.encode()).hexdigest()
         self.eos_token_id = self.convert_tokens_to_ids(self.special("eos_token"))
         self.unk_token_id = self.convert_tokens_to_ids(self.special("unk_token"))
@@ -40,7 +45,13 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         if len(text) <= SHORT:
             return list(self._short(text, add_special_tokens))
+        if LONG <= len(text) <= LONGEST_KEPT:
+            return self._long(text, add_special_tokens).tolist()
         return self._encode(text, add_special_tokens)
+
+    def _packed(self, text: str, add_special_tokens: bool) -> np.ndarray:
+        """The ids in a tenth of a list's memory, int32."""
+        return np.array(self._encode(text, add_special_tokens), np.int32)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # Programs cut their output inside a surrogate pair, JSON carries the half over, and no tokenizer

@@ -17,6 +17,7 @@ import numpy as np
 import orjson
 
 from clawexp.errors import EngineError
+from clawexp.quick_json import loads
 from clawexp.records import Span
 
 IDLE_S = 2.0
@@ -52,6 +53,7 @@ class EngineClient:
             headers={"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"},
             timeout=aiohttp.ClientTimeout(total=self._timeout_s),
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
         )
         return self
@@ -125,10 +127,11 @@ class EngineClient:
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         try:
             async with self._session.request(method, self.url + path, data=_json(body)) as response:
-                text = await response.text()
+                content = await response.read()
                 if response.status != 200:
-                    raise EngineError(f"the engine answered {path} with {response.status}: {text[:500]}")
-                answer = await response.json()
+                    text = content[:500].decode(errors="replace")
+                    raise EngineError(f"the engine answered {path} with {response.status}: {text}")
+                answer = loads(content)
         except (TimeoutError, aiohttp.ClientError, ValueError) as error:
             cause = f"({type(error).__name__}: {error})"
             what = f"within {self._timeout_s:g} s" if isinstance(error, asyncio.TimeoutError) else cause

@@ -321,6 +321,20 @@ async def test_the_official_client_waits_through_what_keeps_a_stream_alive(bench
     assert len(await bench.close(rollout_id)) == 1
 
 
+async def test_a_stream_comes_in_one_piece(bench: Live) -> None:
+    await bench.open()
+    body = json.dumps({"model": "tiny", "stream": True, "messages": [TASK]}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: model\r\nauthorization: Bearer {bench.key}\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", bench.boundary.door("").port)
+    writer.write(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+    async with asyncio.timeout(20):
+        piece = await reader.read(65536)
+    assert piece.startswith(b"HTTP/1.1 200")
+    assert b"data: [DONE]" in piece
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_the_unix_socket_is_the_same_door(bench: Live) -> None:
     rollout_id, client = await bench.open()
     transport = httpx.AsyncHTTPTransport(uds=str(bench.boundary.door("").socket))

@@ -18,6 +18,16 @@ def test_half_a_surrogate_pair_is_encoded_as_a_question_mark(tokenizer: Tokenize
     assert tokenizer.decode(tokenizer.encode("cut \ud83d here")) == "cut ? here"
 
 
+def test_a_long_text_that_comes_again_has_its_own_ids_each_time(tokenizer: Tokenizer) -> None:
+    text = "Read the file before you change it. " * 100
+    ids = tokenizer.encode(text)
+    first = list(ids)
+    ids.clear()
+    assert tokenizer.encode(text) == first
+    assert tokenizer.decode(first) == text
+    assert tokenizer.encode(text + "!") != first
+
+
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=str(tmp_path)):
         Tokenizer(tmp_path)
