@@ -18,7 +18,7 @@ machine was busy, and latencies say little.
 
 Part `long`: a rollout of 200 calls and 64,000 tokens inside this process, what its last calls cost stage by stage, and
 the exponents by which encoded tokens and journal bytes grow with the number of calls. Part `memory`: 1,000 rollouts
-open in one worker.
+open in one worker, then long ones.
 """
 
 import argparse
@@ -49,6 +49,8 @@ ENGINES = {"1 s": (0.5, 1.5), "at once": (0.0, 0.0)}
 GROWTH = (25, 50, 100, 200)
 OPEN = 1000
 IDLE_CALLS = 3
+LONG_OPEN = 20
+LONG_CALLS = (40, 160)
 LITELLM_ROLLOUTS = 64
 """With a 1 s engine LiteLLM's proxy takes no more: its worker makes fewer than 100 calls a second."""
 
@@ -194,6 +196,11 @@ async def measure_memory(folder: Path) -> None:
             f"{(used - empty) / OPEN:.1f} KiB each after {IDLE_CALLS} calls; the process {used / 1024:.0f} MiB, "
             f"{empty / 1024:.0f} without rollouts"
         )
+        for calls in LONG_CALLS:
+            keys = [await capture.open() for _ in range(LONG_OPEN)]
+            left, before = iter(keys), resident_kib(capture.pid)
+            await visit(target, DIALECTS[0], LONG_OPEN, calls)
+            print(f"{LONG_OPEN} more of {calls} calls: {(resident_kib(capture.pid) - before) / LONG_OPEN:.0f} KiB each")
         await capture.close()
 
 

@@ -138,14 +138,16 @@ class Told:
     position: int
     body: bytes
     turns: list[str]
-    answers: set[str]
+    answer: str
+    thoughts: dict[int, str]
+    """Reasoning by the place of its message, that of the answer among it."""
     ids: list[int]
     delivered: bool = True
     continued: bool = False
 
 
 def said(message: dict[str, Any]) -> str:
-    """A turn as a harness's history has it -> what it says, as text."""
+    """A turn as a harness's history has it -> what it says but for its reasoning, as text."""
     content = message.get("content") or ""
     if isinstance(content, list):
         content = "".join(part["text"] for part in content)
@@ -155,7 +157,13 @@ def said(message: dict[str, Any]) -> str:
         calls.append([call["function"]["name"], arguments])
     assistant = message["role"] == "assistant"
     text = content.strip() if assistant else content
-    return json.dumps([message["role"], text, message.get("reasoning_content", ""), calls], sort_keys=True)
+    return json.dumps([message["role"], text, calls], sort_keys=True)
+
+
+def thoughts(messages: Sequence[dict[str, Any]]) -> dict[int, str]:
+    """The reasoning of a history, by place."""
+    told = ((place, message.get("reasoning_content", "").strip()) for place, message in enumerate(messages))
+    return {place: text for place, text in told if text}
 
 
 def _number(text: str) -> float | int:
@@ -169,6 +177,8 @@ class Oracle:
 
     rendering: Bytes
     told: list[Told] = field(default_factory=list)
+    asked: list[tuple[list[str], dict[int, str]]] = field(default_factory=list)
+    """Requests of calls that have an answer, or wait for one."""
 
     def replayed(self, body: bytes, retried: bool) -> Told | None:
         """The newest answer to these bytes that is known to be lost; else, of a retry, the newest that may be."""
@@ -182,11 +192,12 @@ class Oracle:
         return newest
 
     def prompt(self, messages: Sequence[dict[str, Any]]) -> tuple[list[int], Told | None]:
-        turns = [said(message) for message in messages]
+        turns, told = [said(message) for message in messages], thoughts(messages)
         best: Told | None = None
         for call in self.told:
             length = len(call.turns)
-            begins = len(turns) > length and turns[:length] == call.turns and turns[length] in call.answers
+            begins = len(turns) > length and turns[:length] == call.turns and turns[length] == call.answer
+            begins &= all(call.thoughts.get(place, "") == text for place, text in told.items() if place <= length)
             if begins and (best is None or (length, call.position) > (len(best.turns), best.position)):
                 best = call
         read = read_messages(list(messages))
@@ -205,8 +216,8 @@ class Harness:
     service: CaptureService
     oracle: Oracle
     key: str
-    expected: list[tuple[list[int], bool]] = field(default_factory=list)
-    """Of each committed call, in order of commit: prompt, and whether it continues another."""
+    expected: list[tuple[list[int], str | None]] = field(default_factory=list)
+    """Of each committed call, in order of commit: prompt, and cause where it is not for the boundary to judge."""
     seen: Counter[str] = field(default_factory=Counter)
 
     async def ask(self, messages: list[dict[str, Any]], *, retried: bool = False) -> dict[str, Any] | None:
@@ -215,6 +226,10 @@ class Harness:
         again = self.oracle.replayed(body, retried)
         prompt, base = ([], None) if again else self.oracle.prompt(messages)
         turns = [said(message) for message in messages]
+        asking = (turns, thoughts(messages))
+        cause = "retry" if asking in self.oracle.asked else None if base is None else "continue"
+        if not again:
+            self.oracle.asked.append(asking)
         leaves = self.rng.random() < 0.05
         try:
             async with asyncio.timeout(None) as patience:
@@ -222,6 +237,7 @@ class Harness:
                 served = await self.service.serve(incoming)
         except TimeoutError:
             self.seen["left"] += 1
+            self.oracle.asked.remove(asking)
             return None
         message: dict[str, Any] = json.loads(served.reply.body)["choices"][0]["message"]
         if again:
@@ -230,11 +246,10 @@ class Harness:
         exchange = served.exchange
         assert exchange is not None
         assert exchange.sequence is not None
-        bare = {**message, "reasoning_content": ""}
-        self.oracle.told.append(
-            Told(exchange.position, body, turns, {said(message), said(bare)}, exchange.sequence.tolist())
-        )
-        self.expected.append((prompt, base is not None))
+        known = thoughts(messages) if base is None else base.thoughts | _after(thoughts(messages), len(base.turns))
+        known[len(turns)] = message.get("reasoning_content", "").strip()
+        self.oracle.told.append(Told(exchange.position, body, turns, said(message), known, exchange.sequence.tolist()))
+        self.expected.append((prompt, cause))
         if self.rng.random() < 0.05:
             self.seen["undelivered"] += 1
             exchange.delivered = self.oracle.told[-1].delivered = False
@@ -268,6 +283,9 @@ class Harness:
                 messages = [*messages, user("You said nothing.")]  # and the answer is dropped
                 continue
             messages = [*messages, self.echo(answer), *results(rng, answer)]
+            if rng.random() < 0.2:  # reasoning of turns that are over is dropped by some, and was told till then
+                for message in messages[:-2]:
+                    self.seen["forgotten"] += message.pop("reasoning_content", None) is not None
             if rng.random() < 0.07:
                 self.seen["compacted"] += 1
                 messages = [messages[0], user(f"Summary: {words(rng, 8)}"), *messages[-2:]]
@@ -284,7 +302,8 @@ class Harness:
         if echoed["content"] and rng.random() < 0.3:
             echoed["content"] = [{"type": "text", "text": echoed["content"], "cache_control": {"type": "ephemeral"}}]
         if answer.get("reasoning_content") and rng.random() < 0.7:
-            echoed["reasoning_content"] = answer["reasoning_content"]
+            other = rng.random() < 0.05
+            echoed["reasoning_content"] = words(rng, 3) if other else answer["reasoning_content"]
         if answer.get("tool_calls"):
             echoed["tool_calls"] = [self._call(call) for call in answer["tool_calls"]]
         return echoed
@@ -294,6 +313,10 @@ class Harness:
         spaced = json.dumps(arguments, ensure_ascii=self.rng.random() < 0.5, indent=self.rng.choice([None, 1]))
         name = call["function"]["name"]
         return {"id": call["id"].upper(), "type": "function", "function": {"name": name, "arguments": spaced}}
+
+
+def _after(told: dict[int, str], place: int) -> dict[int, str]:
+    return {at: text for at, text in told.items() if at > place}
 
 
 def user(text: str) -> dict[str, Any]:
@@ -349,12 +372,12 @@ def compared(seed: int, calls: Sequence[Call], harness: Harness) -> str | None:
     if len(calls) != len(harness.expected):
         return f"{len(calls)} calls in the journal, {len(harness.expected)} expected"
     before: list[tuple[int, ...]] = []
-    for call, (prompt, continues), told in zip(calls, harness.expected, harness.oracle.told, strict=True):
+    for call, (prompt, cause), told in zip(calls, harness.expected, harness.oracle.told, strict=True):
         whole = call.prompt_ids + call.sampled_ids
         if list(call.prompt_ids) != prompt or list(whole) != told.ids:
             return f"{call.call_id}: another prompt than the oracle's"
-        if continues and call.cause != "continue":
-            return f"{call.call_id} continues a call, and is recorded as {call.cause}"
+        if cause is not None and call.cause != cause:
+            return f"{call.call_id} is recorded as {call.cause}, and not as {cause}"
         longest = max((_shared(call.prompt_ids, earlier) for earlier in before), default=0)
         if call.shared != longest:
             return f"{call.call_id} shares {longest} ids with a call before it, not {call.shared}"

@@ -31,9 +31,10 @@ import aiohttp
 
 from clawexp.capture.journal import AppendLog, read_calls
 from clawexp.capture.tokenizer import Tokenizer
+from clawexp.errors import CaptureError
 from clawexp.records import Call
 from load.checkpoint import excerpt, write_checkpoint
-from load.clawexp_capture import captured
+from load.clawexp_capture import Captured, captured
 from load.dialects import DIALECTS, Dialect
 from load.stub import TOOK, set_delay, stub_process
 
@@ -107,22 +108,31 @@ def _took(text: str) -> str:
 async def kill_once(engine: str, tokenizer: Tokenizer, folder: Path, rng: random.Random) -> Counter[str]:
     """Serve, kill, look. Raises Fault."""
     received: list[list[str]] = [[] for _ in range(ROLLOUTS)]
-    answered = asyncio.Event()
-    async with captured(Path(tokenizer.name_or_path), engine, folder) as capture:
-        keys = [await capture.open() for _ in range(ROLLOUTS)]
-        journals = [capture.live.journal(rollout_id) for rollout_id in capture.opened]
-        async with asyncio.TaskGroup() as group:
-            for number, key in enumerate(keys):
-                dialect = DIALECTS[number % len(DIALECTS)]
-                group.create_task(converse(capture.target.url, key, dialect, number, received[number], answered))
-            await answered.wait()
-            await asyncio.sleep(rng.uniform(0, LONGEST_S))
-            os.kill(capture.pid, signal.SIGKILL)
+    journals: list[Path] = []
+    with suppress(CaptureError):  # which says that the process has died
+        async with captured(Path(tokenizer.name_or_path), engine, folder) as capture:
+            await serve_until_killed(capture, journals, received, rng)
     seen = Counter(kills=1)
     for journal, told in zip(journals, received, strict=True):
         seen += look(journal, told, tokenizer)
     seen += cut(rng.choice([each for each in journals if each.stat().st_size]), rng)
     return seen
+
+
+async def serve_until_killed(
+    capture: Captured, journals: list[Path], received: Sequence[list[str]], rng: random.Random
+) -> None:
+    """Rollouts that call without a pause, and a kill at some moment; `journals` gets those of the rollouts."""
+    answered = asyncio.Event()
+    keys = [await capture.open() for _ in range(ROLLOUTS)]
+    journals += [capture.live.journal(rollout_id) for rollout_id in capture.opened]
+    async with asyncio.TaskGroup() as group:
+        for number, key in enumerate(keys):
+            dialect = DIALECTS[number % len(DIALECTS)]
+            group.create_task(converse(capture.target.url, key, dialect, number, received[number], answered))
+        await answered.wait()
+        await asyncio.sleep(rng.uniform(0, LONGEST_S))
+        os.kill(capture.pid, signal.SIGKILL)
 
 
 def look(journal: Path, received: Sequence[str], tokenizer: Tokenizer) -> Counter[str]:

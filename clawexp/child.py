@@ -63,16 +63,48 @@ class Child:
                     await self.process.wait()
             if self.process.returncode is None:
                 raise
-            raise _death(self.options, f"died (exit status {self.process.returncode})") from error
+            raise self._death() from error
+
+    @asynccontextmanager
+    async def outliving(self) -> AsyncIterator[None]:
+        """End what is done inside when the process ends. Raises the fault then."""
+        loop, ended = asyncio.get_running_loop(), os.pidfd_open(self.process.pid)
+        try:
+            async with asyncio.timeout(None) as alive:
+
+                def end() -> None:
+                    loop.remove_reader(ended)
+                    alive.reschedule(loop.time())
+
+                loop.add_reader(ended, end)
+                try:
+                    yield
+                finally:
+                    loop.remove_reader(ended)
+        except TimeoutError as error:
+            if not alive.expired():
+                raise
+            await self.process.wait()
+            raise self._death() from error
+        finally:
+            os.close(ended)
+
+    def _death(self) -> ClawexpError:
+        return _death(self.options, f"died (exit status {self.process.returncode})")
 
 
 @asynccontextmanager
 async def child(options: ChildOptions, settings: Mapping[str, Any]) -> AsyncIterator[Child]:
-    """Start it, wait until it serves, and end it with the context. Raises `options.fault`."""
+    """Start it, wait until it serves, and end it with the context.
+
+    Raises `options.fault` where that fails, and at once when it dies before its context ends.
+    """
     options.log.parent.mkdir(parents=True, exist_ok=True)
     process = await _started(options)
     try:
-        yield Child(options=options, ready=await _ready(process, options, settings), process=process)
+        server = Child(options=options, ready=await _ready(process, options, settings), process=process)
+        async with server.outliving():
+            yield server
     finally:
         await _end(process)
 

@@ -48,6 +48,10 @@ class EngineError(ClawexpError):
     """The engine did not answer as its contract says."""
 
 
+class EngineRefusal(EngineError):
+    """The engine will not do what it is asked, however often."""
+
+
 class LearnerError(ClawexpError):
     """A batch or an update broke an invariant."""
 

@@ -133,7 +133,8 @@ class CaptureOptions:
     """Of every sampled token in training."""
     max_calls: Positive
     """Calls per rollout; further ones get a plain final answer that is not sampled and not recorded."""
-    engine_retries: Annotated[int, Field(ge=0)]
+    engine_patience_s: Annotated[float, Field(ge=0)]
+    """How long a call is asked for again where the engine fails, while its harness waits."""
     engine_timeout_s: Seconds
     fsync: bool
     workers: Positive

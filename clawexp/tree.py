@@ -175,8 +175,8 @@ def _insert(top: Node, call: Call, earlier: Mapping[str, Call], splits: list[Spl
         at = shared - len(answered.prompt_ids)
         if at < len(answered.sampled_ids):
             splits.append(Split(call_id=answered.call_id, at=at, by=call.call_id))
-        elif call.cause == "continue" and answered.verdict == "tool_calls":
-            edge = "tool"
+        elif call.cause in ("continue", "retry"):
+            edge = "tool" if answered.verdict == "tool_calls" else "continue"
     if shared == len(prompt):
         return node
     return node.add(_environment(call, prompt[shared:], edge), arrived=len(earlier) + 1)

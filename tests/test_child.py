@@ -1,12 +1,15 @@
 """Child processes that serve, over a small real one."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,13 +74,33 @@ async def test_one_that_is_never_ready_is_ended(tmp_path: Path) -> None:
             pass
 
 
-async def test_a_fault_of_a_dead_one_is_explained_by_its_death(tmp_path: Path) -> None:
-    async with child(options(tmp_path), {"what": "serve", "word": ""}) as server:
+async def killed(tmp_path: Path, work: Coroutine[Any, Any, None]) -> None:
+    async with asyncio.timeout(30), child(options(tmp_path), {"what": "serve", "word": ""}) as server:
         os.kill(server.ready["pid"], signal.SIGKILL)
-        # Its end is not yet known here.
-        with pytest.raises(EngineError, match=r"the server died \(exit status -9\)"):
-            async with server.cause_of_death():
-                raise EngineError("it does not answer")
+        async with server.cause_of_death():
+            await work
+
+
+async def waiting() -> None:
+    await asyncio.Event().wait()
+
+
+async def failing() -> None:
+    raise EngineError("it does not answer")
+
+
+@pytest.mark.parametrize("work", [waiting, failing])
+async def test_work_ends_with_the_cause_when_the_process_dies(
+    tmp_path: Path, work: Callable[[], Coroutine[Any, Any, None]]
+) -> None:
+    with pytest.raises(EngineError, match=r"the server died \(exit status -9\)"):
+        await killed(tmp_path, work())
+
+
+async def test_a_timeout_of_the_work_itself_is_no_death(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError):
+        async with child(options(tmp_path), {"what": "serve", "word": ""}), asyncio.timeout(0.01):
+            await asyncio.Event().wait()
 
 
 async def test_a_fault_of_a_live_one_is_left_as_it_is(tmp_path: Path) -> None:

@@ -424,7 +424,7 @@ def test_two_runs_at_once_do_not_disturb_each_other(finished: Finished, place: P
     ],
 )
 def test_a_run_whose_engine_or_capture_dies_ends_with_a_reason(program: str, reason: str, place: Place) -> None:
-    with place.started("steps=9", *VARIED, "rollout.retries=0", "capture.engine_retries=1") as started:
+    with place.started("steps=9", *VARIED, "rollout.retries=0") as started:
         started.until(gathering(place, 0))
         (pid,) = place.processes(program)
         os.kill(pid, signal.SIGKILL)

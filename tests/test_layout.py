@@ -49,6 +49,7 @@ SHARED_TESTS = {
     "launcher/sweep.py": "launcher/test_subprocess.py",
     # Parts of one thing, tested as that thing.
     "capture/exchange.py": "capture/test_conversation.py",
+    "capture/history.py": "capture/test_conversation.py",
     "capture/fork.py": "capture/test_conversation.py",
     "capture/message.py": "capture/test_conversation.py",
     "engine/cache.py": "engine/test_scheduler.py",

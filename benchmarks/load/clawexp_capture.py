@@ -56,7 +56,7 @@ async def captured(checkpoint: Path, engine: str, folder: Path) -> AsyncIterator
     options = CaptureOptions(
         temperature=1.0,
         max_calls=10_000,
-        engine_retries=0,
+        engine_patience_s=0.0,
         engine_timeout_s=120,
         fsync=True,
         workers=1,

@@ -49,7 +49,7 @@ ANSWER = (
     "call the one that I want to change. {words}\n<tool_call>\n"
     '{{"name": "read", "arguments": {{"path": "{path}"}}}}\n</tool_call><|im_end|>'
 )
-MATCHED = ("match", "spell")
+MATCHED = ("match", "extend")
 """Stages that the goal is set for."""
 
 
@@ -107,7 +107,8 @@ class Stages:
         watched = (
             (type(dialect), "read", "decode"),
             (Conversation, "arrive", "match"),
-            (Conversation, "spell", "spell"),
+            (Conversation, "extend", "extend"),
+            (Conversation, "render", "render"),
             (Qwen3Rendering, "parse", "parse"),
             (Conversation, "attach", "attach"),
             (OpenRollout, "commit", "commit"),
@@ -136,9 +137,9 @@ class Long:
     """What a rollout of n calls showed."""
 
     stages_ms: dict[str, float]
-    """Median of the last calls; `match` and `spell` are the conversation's part."""
+    """Median of the last calls; `match` and `extend` are the conversation's part."""
     slowest_ms: float
-    """Of match and spell together, among the last calls."""
+    """Of match and extend together, among the last calls."""
     prompt_tokens: int
     encoded: int
     """Ids that were encoded for all prompts together."""

@@ -1,6 +1,7 @@
 """The driver's side of the model boundary: capture processes, rollouts opened and closed on it, calls read
 back."""
 
+import asyncio
 import os
 import secrets
 import shutil
@@ -106,7 +107,8 @@ class Boundary:
         """Stop serving a rollout, wait for its calls in flight, read them back. Raises CaptureError,
         JournalError."""
         counts = await self._worker(rollout_id).ask("POST", "/close", {"rollout_id": rollout_id})
-        calls = sorted(read_calls(self.journal(rollout_id)), key=lambda call: call.position)
+        read = await asyncio.to_thread(read_calls, self.journal(rollout_id))  # a long one takes a while
+        calls = sorted(read, key=lambda call: call.position)
         if len(calls) != counts["calls"]:
             raise CaptureError(f"rollout {rollout_id} made {counts['calls']} calls; its journal holds {len(calls)}")
         return Closed(calls=tuple(calls), counts=counts)
@@ -191,7 +193,7 @@ def _config(options: CaptureOptions, model: Model, engine_url: str, engine_key: 
         "max_tokens": model.max_tokens,
         "engine_url": engine_url,
         "engine_key": engine_key,
-        "engine_retries": options.engine_retries,
+        "engine_patience_s": options.engine_patience_s,
         "engine_timeout_s": options.engine_timeout_s,
         "max_calls": options.max_calls,
         "fsync": options.fsync,

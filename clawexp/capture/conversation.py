@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clawexp.capture.exchange import Exchange, View
+from clawexp.capture.exchange import Exchange
 from clawexp.capture.fork import classify
+from clawexp.capture.history import History, View
 from clawexp.capture.lineage import Lineage
-from clawexp.capture.meaning import answer_meanings
+from clawexp.capture.meaning import meaning, thought
 from clawexp.capture.message import Answer, Request
 from clawexp.capture.rendering import Rendering
 from clawexp.records import Edit
@@ -22,58 +23,74 @@ class Conversation:
 
     def __init__(self, rendering: Rendering) -> None:
         self._rendering = rendering
+        self._history = History()
         self._exchanges: list[Exchange] = []
         self._lineage = Lineage()
         self._overflowed = False
 
     def arrive(self, request: Request, body: bytes, position: int) -> Exchange:
-        """Take a request in: how it stands to the calls before it. `spell` gives it its prompt."""
-        view = View.of(request)
+        """Take a request in: how it stands to the calls before it. `extend` or `render` gives it its prompt."""
+        view = self._history.view(request)
         base = self._longest(view)
+        again = next((earlier for earlier in view.end.asked if earlier.asks(view)), None)
         exchange = Exchange(
             position=position,
-            view=view,
+            end=view.end,
+            thinking=view.thinking,
+            thoughts={place: told for place, told in view.thoughts.items() if base is None or place > base.length},
+            tools=view.tools,
+            has_tools=view.has_tools,
             body=body,
             base=base,
-            cause="continue",
+            cause="continue" if again is None else "retry",
             kind="main" if base is None else base.kind,
             edits=self._new_edits(request, view, base),
         )
         if base is None:
-            self._fork(exchange, request, self._exchanges)
+            self._fork(exchange, request, view, self._exchanges)
         self._exchanges.append(exchange)
+        view.end.asked.append(exchange)
         return exchange
 
-    def spell(self, exchange: Exchange, request: Request) -> None:
-        """Set the prompt of a request that has arrived. Raises Refused.
+    def extend(self, exchange: Exchange, request: Request) -> bool:
+        """Set the prompt of a request that has arrived to the ids of the call that it continues, and what it adds.
 
-        May be done in a thread while other requests are served.
+        False where it continues none, or the template cannot go on from those ids: then it forks. This and `render`
+        may be done in a thread while other requests are served.
         """
         base = exchange.base
+        if base is None:
+            return False
         added = self._added(base, request)
-        if base is not None and base.sequence is not None and added is not None:
-            base.continued = True
-            exchange.prompt = np.concatenate([base.sequence, np.asarray(added, dtype=np.int32)])
-            return
-        if base is not None:
-            self._fork(exchange, request, self._exchanges[: self._exchanges.index(exchange)])
+        if base.sequence is None or added is None:
+            earlier = self._exchanges[: self._exchanges.index(exchange)]
+            self._fork(exchange, request, self._history.view(request), earlier)
+            return False
+        base.continued = True
+        exchange.prompt = np.concatenate([base.sequence, np.asarray(added, dtype=np.int32)])
+        return True
+
+    def render(self, exchange: Exchange, request: Request) -> None:
+        """Set the prompt of a request that has arrived to all of it anew. Raises Refused."""
         exchange.prompt = np.asarray(self._rendering.render(request.messages, request.tools), dtype=np.int32)
 
-    def _fork(self, exchange: Exchange, request: Request, earlier: Sequence[Exchange]) -> None:
+    def _fork(self, exchange: Exchange, request: Request, view: View, earlier: Sequence[Exchange]) -> None:
         """Note why the request continues no call before it."""
         for call in earlier:
-            call.continued |= call.rewritten and call.begins(exchange.view)
-        cause, kind = classify(request, exchange.view, earlier, exchange.base, self._overflowed)
+            call.continued |= call.rewritten and call.begins(view)
+        cause, kind = classify(request, view, earlier, exchange.base, self._overflowed)
         exchange.cause, exchange.kind = cause, kind
 
-    def size_of(self, request: Request, exchange: Exchange | None) -> int:
-        """Characters that `spell` or `count` has to encode."""
-        known = 0 if exchange is None or exchange.base is None else len(exchange.base.view.messages) + 1
-        return sum(len(message.content) for message in request.messages[known:])
+    def added_size(self, request: Request, exchange: Exchange) -> int:
+        """Characters, about, that `extend` has to encode."""
+        if exchange.base is None:
+            return 0
+        added = request.messages[exchange.base.length + 1 :]
+        return sum(len(message.content) + len(message.reasoning) for message in added)
 
     def count(self, request: Request) -> int:
         """Tokens that the prompt of such a request has, by the same rendering. Raises Refused."""
-        base = self._longest(View.of(request))
+        base = self._longest(self._history.view(request))
         added = self._added(base, request)
         if base is not None and base.sequence is not None and added is not None:
             return len(base.sequence) + len(added)
@@ -87,6 +104,7 @@ class Conversation:
     def leave(self, exchange: Exchange) -> None:
         """Forget a request that got no answer."""
         self._exchanges.remove(exchange)
+        exchange.end.asked.remove(exchange)
 
     def overflow(self) -> None:
         """A request did not fit the context; what comes next without tools is compaction."""
@@ -102,14 +120,14 @@ class Conversation:
         parent = exchange.parent
         if parent is None or parent.sequence is None or parent.rewritten:
             return
-        if exchange.shared == len(parent.sequence):
+        if exchange.shared == len(parent.sequence) and exchange.cause != "retry":
             exchange.cause = "continue"
 
     def settle(self, exchange: Exchange, answer: Answer) -> None:
         """Add an answer, once its call is in the journal: later requests may build on it, unless the harness was told
         something else."""
         exchange.answer = answer
-        exchange.answers = answer_meanings(answer.message)
+        exchange.answered, exchange.thought = meaning(answer.message), thought(answer.message)
         if exchange.kind == "main":
             self._overflowed = False
 
@@ -130,15 +148,18 @@ class Conversation:
 
     def _longest(self, view: View) -> Exchange | None:
         """The longest earlier call that begins the request."""
-        matches = [earlier for earlier in self._exchanges if not earlier.rewritten and earlier.begins(view)]
-        return max(matches, key=lambda earlier: (len(earlier.view.messages), earlier.position), default=None)
+        for turn in reversed(view.turns):
+            for earlier in reversed(turn.asked):  # of those with the same messages the last
+                if not earlier.rewritten and earlier.begins(view):
+                    return earlier
+        return None
 
     def _added(self, base: Exchange | None, request: Request) -> list[int] | None:
         """Ids that follow those of `base`; None where there is none or the template cannot."""
         if base is None or base.sequence is None:
             return None
         length = len(base.prompt)
-        new_messages = request.messages[len(base.view.messages) + 1 :]
+        new_messages = request.messages[base.length + 1 :]
         return self._rendering.extend(
             base.sequence[:length], base.sequence[length:].tolist(), new_messages, request.tools
         )
@@ -148,9 +169,9 @@ class Conversation:
         if not (request.message_edits or request.tool_edits):
             return ()
         committed = [earlier for earlier in self._exchanges if earlier.answer is not None]
-        known = 0 if base is None else len(base.view.messages) + 1
+        known = 0 if base is None else base.length + 1
         for earlier in committed:
-            if len(earlier.view.messages) >= known:  # others cannot share more
+            if earlier.length >= known:  # others cannot share more
                 known = max(known, earlier.told(view))
-        tools = () if any(earlier.view.tools == view.tools for earlier in committed) else request.tool_edits
+        tools = () if any(earlier.tools == view.tools for earlier in committed) else request.tool_edits
         return (*tools, *(edit for place, edit in request.message_edits if place >= known))

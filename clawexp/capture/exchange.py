@@ -1,48 +1,17 @@
 """One call of a rollout as its later calls see it: what was asked, by meaning, and the exact ids."""
 
-import hashlib
-from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Literal, Self
+from typing import Literal
 
 import numpy as np
 
-from clawexp.capture.meaning import meaning, tools_meaning
-from clawexp.capture.message import Answer, Request, Role
+from clawexp.capture.history import Turn, View
+from clawexp.capture.message import Answer
 from clawexp.records import Cause, Edit
 
 Kind = Literal["main", "auxiliary"]
 NO_IDS = np.empty(0, dtype=np.int32)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
-    """A request, reduced to what requests are compared by."""
-
-    messages: tuple[bytes, ...]
-    """Digest of each message's meaning."""
-    beginnings: tuple[bytes, ...]
-    """Digest of the first 1, 2, ... messages: equal beginnings are found without a look at each."""
-    roles: tuple[Role, ...]
-    tools: bytes
-    has_tools: bool
-
-    @classmethod
-    def of(cls, request: Request) -> Self:
-        messages = tuple(meaning(message) for message in request.messages)
-        return cls(
-            messages=messages,
-            beginnings=tuple(accumulate(messages, _chained)),
-            roles=tuple(message.role for message in request.messages),
-            tools=tools_meaning(request.tools),
-            has_tools=bool(request.tools),
-        )
-
-    @property
-    def system(self) -> bytes:
-        """Digest of the system prompt; empty where there is none."""
-        return self.messages[0] if self.roles[0] == "system" else b""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -50,7 +19,14 @@ class Exchange:
     """In flight while it has no answer; committed, and a base for later calls, once it has."""
 
     position: int
-    view: View
+    end: Turn
+    """The last message of its request."""
+    thinking: int
+    """Of its request; see `View`."""
+    thoughts: Mapping[int, bytes]
+    """Digests of the reasoning that its request tells of messages that its base has not, by place."""
+    tools: bytes
+    has_tools: bool
     body: bytes
     """Digest of the request's bytes."""
     base: "Exchange | None"
@@ -68,8 +44,10 @@ class Exchange:
     children: "list[Exchange]" = field(default_factory=list)
     call_id: str = ""
     answer: Answer | None = None
-    answers: frozenset[bytes] = frozenset()
-    """Digests under which the answer may come back."""
+    answered: bytes = b""
+    """Meaning of the answer."""
+    thought: bytes = b""
+    """Digest of its reasoning; empty where there is none."""
     sequence: np.ndarray | None = None
     """int32 [prompt + sampled]. Where another call continues it, a view into that one's: n calls cost
     O(tokens)."""
@@ -83,6 +61,11 @@ class Exchange:
     """A later call was built on its answer."""
 
     @property
+    def length(self) -> int:
+        """Messages of its request."""
+        return self.end.place + 1
+
+    @property
     def said(self) -> str:
         """The text of the answer."""
         return self.answer.message.content.strip() if self.answer else ""
@@ -92,23 +75,40 @@ class Exchange:
         """No answer yet, or one that waits for the results of tools."""
         return self.answer is None or bool(self.answer.message.tool_calls)
 
-    def begins(self, view: View, *, dropped: int = 0, any_tools: bool = False) -> bool:
-        """Whether this call's messages, but for the last `dropped`, and its answer are the first of the
-        request's."""
-        length = len(self.view.messages) - dropped
-        if not self.answers or len(view.messages) <= length or not (any_tools or view.tools == self.view.tools):
+    def asks(self, view: View) -> bool:
+        """Whether a request has the same messages and tools."""
+        return self.end is view.end and self.tools == view.tools and self.thinking == view.thinking
+
+    def begins(self, view: View, *, dropped: bool = False, any_tools: bool = False) -> bool:
+        """Whether this call's messages, `dropped`: but for the last, and its answer are the first of the request's.
+
+        Reasoning may be missing in the request, but none may be there that was not told or said so.
+        """
+        length = self.length - dropped
+        if not self.answered or len(view.turns) <= length or not (any_tools or view.tools == self.tools):
             return False
-        if view.messages[length] not in self.answers:
+        answer = view.turns[length]
+        if answer.meaning != self.answered or answer.above is not (self.end.above if dropped else self.end):
             return False
-        return not length or view.beginnings[length - 1] == self.view.beginnings[length - 1]
+        return not view.thoughts or self._thinks(view, length)
+
+    def _thinks(self, view: View, length: int) -> bool:
+        """Whether the request's reasoning, through place `length`, is this call's and that of those that it goes on
+        from."""
+        known = {length: self.thought}
+        call: Exchange | None = self
+        while call is not None:
+            known |= call.thoughts
+            if call.base is not None:
+                known[call.base.length] = call.base.thought
+            call = call.base
+        return all(known.get(place, b"") == told for place, told in view.thoughts.items() if place <= length)
 
     def told(self, view: View) -> int:
         """How many of the request's first messages are this call's and its answer."""
-        length = min(len(self.view.messages), len(view.messages))
-        if self.view.beginnings[length - 1] != view.beginnings[length - 1]:
-            return bisect_left(range(length), True, key=lambda n: self.view.beginnings[n] != view.beginnings[n])
-        return length + (length < len(view.messages) and view.messages[length] in self.answers)
-
-
-def _chained(before: bytes, message: bytes) -> bytes:
-    return hashlib.sha256(before + message).digest()
+        turn: Turn | None = self.end
+        while turn is not None and (turn.place >= len(view.turns) or view.turns[turn.place] is not turn):
+            turn = turn.above
+        length = 0 if turn is None else turn.place + 1
+        answered = length == self.length and length < len(view.turns) and view.turns[length].meaning == self.answered
+        return length + answered

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from clawexp.capture.exchange import Exchange, Kind, View
+from clawexp.capture.exchange import Exchange, Kind
+from clawexp.capture.history import View
 from clawexp.capture.message import Request
 from clawexp.records import Cause
 
@@ -22,17 +23,17 @@ def _classify(
     request: Request, view: View, earlier: Sequence[Exchange], matched: Exchange | None, overflowed: bool
 ) -> tuple[Cause, Kind]:
     for call in earlier:
-        longer = matched is None or len(call.view.messages) > len(matched.view.messages)
+        if call.asks(view):
+            return "retry", call.kind
+    for call in earlier:
+        longer = matched is None or call.length > matched.length
         if longer and call.rewritten and call.begins(view):
             return "rewrite", call.kind
-        if longer and call.view.roles[-1] in ("user", "system") and call.begins(view, dropped=1):
+        if longer and call.end.role in ("user", "system") and call.begins(view, dropped=True):
             return "reminder", call.kind
     if matched is not None:
-        rest = view.roles[len(matched.view.messages) + 1 :]
+        rest = [turn.role for turn in view.turns[matched.length + 1 :]]
         return ("rewrite" if "assistant" in rest or not rest else "template"), matched.kind
-    for call in earlier:
-        if call.view.tools == view.tools and call.view.messages == view.messages:
-            return "retry", call.kind
     if all(call.kind == "auxiliary" for call in earlier):
         return "root", "main"
     if request.auxiliary:
@@ -41,7 +42,7 @@ def _classify(
         return "compaction", "auxiliary"
     for call in earlier:
         if call.begins(view, any_tools=True):
-            return "tool_schema", call.kind if view.has_tools or not call.view.has_tools else "auxiliary"
+            return "tool_schema", call.kind if view.has_tools or not call.has_tools else "auxiliary"
     if _retooled(view, earlier):
         return "tool_schema", "main" if view.has_tools else "auxiliary"
     if _quotes(request, earlier):
@@ -54,25 +55,24 @@ def _apart(view: View, earlier: Sequence[Exchange]) -> tuple[Cause, Kind]:
     main = max((call for call in earlier if call.kind == "main"), key=lambda call: call.position, default=None)
     if main is None:
         return "rewrite", "main"
-    without_tools = main.view.has_tools and not view.has_tools
-    if without_tools or (main.unfinished and _other_setting(view, main.view)):
+    without_tools = main.has_tools and not view.has_tools
+    if without_tools or (main.unfinished and _other_setting(view, main)):
         return "subagent", "auxiliary"
     return "rewrite", "main"
 
 
-def _other_setting(view: View, main: View) -> bool:
-    """Another system prompt or other tools. A call with tools is no side call of one without (a title,
-    say)."""
-    differs = view.system != main.system or view.tools != main.tools
+def _other_setting(view: View, main: Exchange) -> bool:
+    """Another system prompt or other tools. A call with tools is no side call of one without (a title, say)."""
+    differs = view.end.system != main.end.system or view.tools != main.tools
     return differs and not (view.has_tools and not main.has_tools)
 
 
 def _retooled(view: View, earlier: Sequence[Exchange]) -> bool:
     """Whether turns of the model stand in the request that were all sampled with other tools: a summary takes their
     place, another run of the harness keeps them."""
-    told = frozenset(view.messages)
-    kept = [call for call in earlier if call.answers & told]
-    return bool(kept) and all(call.view.tools != view.tools for call in kept)
+    told = {turn.meaning for turn in view.turns}
+    kept = [call for call in earlier if call.answered in told]
+    return bool(kept) and all(call.tools != view.tools for call in kept)
 
 
 def _quotes(request: Request, earlier: Sequence[Exchange]) -> bool:

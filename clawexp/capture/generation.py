@@ -3,12 +3,13 @@
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Sequence
 
 import numpy as np
 
 from clawexp.engine.client import EngineClient, Generation
-from clawexp.errors import CaptureError, EngineError
+from clawexp.errors import EngineError, EngineRefusal
 from clawexp.records import LOGPROB_ROUNDING
 
 log = logging.getLogger(__name__)
@@ -18,36 +19,39 @@ LONGEST_PAUSE_S = 8.0
 
 
 class Sampler:
-    """Asks the engine, again where it fails."""
+    """Asks the engine, again and again where it fails: a harness that saw the fault might end, or do something else."""
 
-    def __init__(self, engine: EngineClient, stop_ids: Sequence[int], retries: int) -> None:
+    def __init__(self, engine: EngineClient, stop_ids: Sequence[int], patience_s: float) -> None:
         self._engine = engine
         self._stop_ids = tuple(stop_ids)
-        self._retries = retries
+        self._patience_s = patience_s
 
     async def sample(self, ids: np.ndarray, temperature: float, max_tokens: int, key: str) -> Generation:
         """One checked generation for a prompt, int32 [prompt].
 
-        Raises EngineError once `retries` further tries have failed too, CaptureError at once where the answer
-        came but cannot be trusted: another try would give the same.
+        Raises EngineError where it still fails after `patience_s`, and at once where another try would give the same:
+        the engine refuses the request, or its answer cannot be trusted.
         """
-        for failures in range(self._retries):
+        begin, pause = time.monotonic(), FIRST_PAUSE_S
+        while True:
             try:
-                return await self._once(ids, temperature, max_tokens, key)
+                generation = await self._engine.generate(
+                    ids, temperature=temperature, max_tokens=max_tokens, stop_ids=self._stop_ids, key=key
+                )
+            except EngineRefusal:
+                raise
             except EngineError as error:
+                if time.monotonic() - begin + pause > self._patience_s:
+                    raise
                 log.warning("call %s: the engine failed (%s); asking again", key, error)
-            await asyncio.sleep(min(FIRST_PAUSE_S * 2**failures, LONGEST_PAUSE_S))
-        return await self._once(ids, temperature, max_tokens, key)
-
-    async def _once(self, ids: np.ndarray, temperature: float, max_tokens: int, key: str) -> Generation:
-        generation = await self._engine.generate(
-            ids, temperature=temperature, max_tokens=max_tokens, stop_ids=self._stop_ids, key=key
-        )
-        self._check(generation, max_tokens, key)
-        return generation
+            else:
+                self._check(generation, max_tokens, key)
+                return generation
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def _check(self, generation: Generation, max_tokens: int, key: str) -> None:
-        """What the engine's client leaves open. Raises CaptureError."""
+        """What the engine's client leaves open. Raises EngineError."""
         faults = []
         if len(generation.ids) > max_tokens:
             faults.append(f"{len(generation.ids)} ids where {max_tokens} were the limit")
@@ -56,4 +60,4 @@ class Sampler:
         if generation.finish_reason == "stop" and generation.ids[-1] not in self._stop_ids:
             faults.append("a stop without its stop token, which then is not trained")
         if faults:
-            raise CaptureError(f"the engine's answer to call {key} has {' and '.join(faults)}; it is not recorded")
+            raise EngineError(f"the engine's answer to call {key} has {' and '.join(faults)}; it is not recorded")

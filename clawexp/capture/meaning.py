@@ -23,22 +23,21 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def meaning(message: Message) -> bytes:
-    """Digest of what a message says. Ids are left out, arguments are compared as JSON values."""
+    """Digest of what a message says but for its reasoning. Ids are left out, arguments are compared as JSON values."""
     assistant = message.role == "assistant"
     content = message.content.strip() if assistant else message.content
     calls = [(call.name, _value(call.arguments)) for call in message.tool_calls]
-    texts = (message.role, content, message.reasoning.strip())
+    texts = (message.role, content)
     parts = [text.encode("utf-8", "surrogatepass") for text in texts]
     parts.append(_text(calls, sort=True).encode() if calls else b"")
-    sizes = b"%d,%d,%d," % tuple(map(len, parts[1:]))  # so that no text can pass for another part
+    sizes = b"%d,%d," % tuple(map(len, parts[1:]))  # so that no text can pass for another part
     return hashlib.sha256(sizes + b"".join(parts)).digest()
 
 
-def answer_meanings(message: Message) -> frozenset[bytes]:
-    """Digests under which an answer may come back: as it was, or without the reasoning, which some harnesses
-    drop."""
-    bare = Message(role=message.role, content=message.content, tool_calls=message.tool_calls)
-    return frozenset({meaning(message), meaning(bare)})
+def thought(message: Message) -> bytes:
+    """Digest of a message's reasoning; empty where there is none."""
+    reasoning = message.reasoning.strip()
+    return hashlib.sha256(reasoning.encode("utf-8", "surrogatepass")).digest() if reasoning else b""
 
 
 def tools_meaning(tools: Tools) -> bytes:

@@ -45,7 +45,7 @@ class ProxyConfig:
     max_tokens: int
     engine_url: str
     engine_key: str
-    engine_retries: int
+    engine_patience_s: float
     engine_timeout_s: float
     max_calls: int
     fsync: bool
@@ -78,7 +78,7 @@ async def serve(config: ProxyConfig) -> None:
             context=config.context,
             max_tokens=config.max_tokens,
             rendering=rendering,
-            sampler=Sampler(engine, rendering.stop_ids, config.engine_retries),
+            sampler=Sampler(engine, rendering.stop_ids, config.engine_patience_s),
             rules=Rules(read(config.rules)),
         )
         service = CaptureService(caller, config.max_calls, config.fsync, config.keep_raw)

@@ -72,7 +72,8 @@ class Replayer:
         body = json.dumps(row["body"]).encode()
         request = dialect.read(asked, body)
         exchange = conversation.arrive(request, hashlib.sha256(body).digest(), position)
-        conversation.spell(exchange, request)
+        if not conversation.extend(exchange, request):
+            conversation.render(exchange, request)
         said = _said(dialect, asked, row["reply"])
         ids = self.tokenizer.encode(_written(said) + STOP)
         answer = Answer(id="", created=0, message=said, finish="stop", prompt_tokens=0, sampled_tokens=len(ids))

@@ -22,6 +22,10 @@ from clawexp.capture.template import TemplateRendering
 from clawexp.capture.tokenizer import Tokenizer
 from clawexp.errors import ConfigError
 
+QWEN3_MARKS = (
+    *("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>"),
+    *("<tool_response>", "</tool_response>", "</think>"),
+)
 BLOCK = 256
 """Ids that are searched at once."""
 
@@ -62,12 +66,14 @@ class Qwen3Rendering:
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Raises ConfigError where the vocabulary lacks one of Qwen3's tokens."""
         self._tokenizer = tokenizer
-        try:
-            self._renderer = Qwen3Renderer(
-                tokenizer, Qwen3RendererConfig(enable_thinking=False, thinking_retention="all")
+        unknown = (None, tokenizer.unk_token_id)
+        # The renderer only asserts it, which a process started with -O does not.
+        if lacking := [mark for mark in QWEN3_MARKS if tokenizer.convert_tokens_to_ids(mark) in unknown]:
+            raise ConfigError(
+                f"{tokenizer.name_or_path}: the vocabulary lacks {', '.join(lacking)}, which Qwen3's conversations are "
+                "written with; choose model.rendering=template"
             )
-        except AssertionError as error:
-            raise ConfigError(f"{tokenizer.name_or_path}: {error}; choose model.rendering=template") from error
+        self._renderer = Qwen3Renderer(tokenizer, Qwen3RendererConfig(enable_thinking=False, thinking_retention="all"))
         self.stop_ids = tuple(self._renderer.get_stop_token_ids())
         self.digest = _digest("qwen3", renderers.__version__, tokenizer.digest)
 

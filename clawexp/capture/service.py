@@ -121,8 +121,8 @@ class CaptureService:
     async def _serve(self, rollout: OpenRollout, dialect: Dialect, incoming: Incoming, request: Request) -> Served:
         model = self._caller.model
         if isinstance(dialect, Counting) and dialect.counts(incoming.asked):
-            size = rollout.conversation.size_of(request, None)
-            return Served(reply=dialect.count(await _aside(size, rollout.conversation.count, request)))
+            count = await _aside(len(incoming.body), rollout.conversation.count, request)
+            return Served(reply=dialect.count(count))
         if request.stream:
             incoming.may_ping(dialect.ping)
         body = hashlib.sha256(incoming.body).digest()
@@ -135,8 +135,9 @@ class CaptureService:
             return Served(reply=dialect.answer(request, final_answer(), model))
         exchange = rollout.conversation.arrive(request, body, rollout.take_position())
         try:
-            size = rollout.conversation.size_of(request, exchange)
-            await _aside(size, rollout.conversation.spell, exchange, request)
+            conversation = rollout.conversation
+            if not await _aside(conversation.added_size(request, exchange), conversation.extend, exchange, request):
+                await _aside(len(incoming.body), conversation.render, exchange, request)
             answer = await self._caller.call(rollout, dialect.name, request, exchange, incoming.until_gone)
         finally:
             if exchange.answer is None:

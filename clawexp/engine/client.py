@@ -16,13 +16,15 @@ import aiohttp
 import numpy as np
 import orjson
 
-from clawexp.errors import EngineError
+from clawexp.errors import EngineError, EngineRefusal
 from clawexp.quick_json import loads
 from clawexp.records import Span
 
 IDLE_S = 2.0
 """An idle connection is given up after this, before any server does (vLLM: 5 s): a request on one that the server is
 just closing would be lost."""
+BUSY = (408, 425, 429)
+"""Of the statuses that blame the request, those that pass."""
 NO_LOGPROB = -9999.0
 """What vLLM writes where it has no logprob, or one that is not a number."""
 
@@ -41,7 +43,8 @@ class Generation:
 
 
 class EngineClient:
-    """A connection to one engine; `async with` opens and closes it. Every fault is an EngineError."""
+    """A connection to one engine; `async with` opens and closes it. Every fault is an EngineError; an EngineRefusal
+    where another try would end alike."""
 
     def __init__(self, url: str, key: str, timeout_s: float) -> None:
         self.url, self.key = url, key
@@ -130,7 +133,9 @@ class EngineClient:
                 content = await response.read()
                 if response.status != 200:
                     text = content[:500].decode(errors="replace")
-                    raise EngineError(f"the engine answered {path} with {response.status}: {text}")
+                    refused = 400 <= response.status < 500 and response.status not in BUSY
+                    kind = EngineRefusal if refused else EngineError
+                    raise kind(f"the engine answered {path} with {response.status}: {text}")
                 answer = loads(content)
         except (TimeoutError, aiohttp.ClientError, ValueError) as error:
             cause = f"({type(error).__name__}: {error})"

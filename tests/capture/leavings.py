@@ -34,7 +34,7 @@ def settings(checkpoint: Path, engine_url: str, folder: Path) -> proxy.ProxyConf
         max_tokens=100,
         engine_url=engine_url,
         engine_key="s",
-        engine_retries=0,
+        engine_patience_s=0.0,
         engine_timeout_s=60,
         max_calls=1000,
         fsync=False,

@@ -24,7 +24,9 @@ class StubEngine:
     """Answers still to be given, in order; without any it says "ok"."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     failures: int = 0
-    """So many requests get a 500 first."""
+    """So many requests get an error first."""
+    status: int = 500
+    """Of that error."""
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     """Released once for every request that is answered or held."""
@@ -45,7 +47,7 @@ class StubEngine:
         self.requests.append(asked)
         if self.failures:
             self.failures -= 1
-            return web.json_response({"error": "scripted"}, status=500)
+            return web.json_response({"error": "scripted"}, status=self.status)
         if not self.script:
             self.say("ok")
         choice = self.script.pop(0)
@@ -100,7 +102,7 @@ def options_of(**changes: Any) -> CaptureOptions:
     options: dict[str, Any] = {
         "temperature": 1.0,
         "max_calls": 40,
-        "engine_retries": 1,
+        "engine_patience_s": 0.7,
         "engine_timeout_s": 30.0,
         "fsync": False,
         "workers": 1,

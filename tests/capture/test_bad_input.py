@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from clawexp.capture.dialects.dialect import Asked
 from clawexp.capture.dialects.table import DIALECTS
-from clawexp.capture.exchange import View
+from clawexp.capture.history import History
 from clawexp.capture.message import Refused, Reply
 from clawexp.capture.rendering import Qwen3Rendering
 from clawexp.capture.sampling import decide
@@ -135,7 +135,7 @@ def test_a_body_that_is_wrong_somewhere_is_read_or_refused(
         check_told(name, dialect.refuse(refused, stream=False))
         return
     # What is read can be compared, rendered and sampled.
-    View.of(request)
+    History().view(request)
     assert qwen3.render(request.messages, request.tools)
     decide(request, 1.0, 100)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from stub_engine import model_of, options_of, serve_stub
+from stub_engine import StubEngine, model_of, options_of, serve_stub
 
 from clawexp.capture.boundary import boundary
 from clawexp.capture.journal import read_calls
@@ -26,16 +26,11 @@ async def ended(pid: int) -> bool:
     return False
 
 
-async def test_kill_9_of_the_process_leaves_the_journal_whole_and_close_says_what_happened(
-    tokenizer: Tokenizer, checkpoint: Path, tmp_path: Path
-) -> None:
-    # So deep that the socket must lie elsewhere.
-    folder = tmp_path / ("deep" * 20)
-    async with (
-        serve_stub(tokenizer) as engine,
-        boundary(options_of(), model_of(checkpoint), engine.url, "secret", folder) as live,
-    ):
+async def killed(engine: StubEngine, checkpoint: Path, folder: Path) -> None:
+    """Three calls, and the end of the process that served them."""
+    async with boundary(options_of(), model_of(checkpoint), engine.url, "secret", folder) as live:
         assert len(str(live.door("r").socket)) < 108
+        (folder / "sockets").write_text(str(live.sockets))
         key = await live.open("r", seed=1, temperature=0.5)
         async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{live.door('r').port}/v1", api_key=key) as client:
             for turn in range(3):
@@ -44,14 +39,22 @@ async def test_kill_9_of_the_process_leaves_the_journal_whole_and_close_says_wha
                 )
         pid = (await live.stats())[0]["pid"]
         os.kill(pid, signal.SIGKILL)
-        assert await ended(pid)
-        with pytest.raises(CaptureError, match=r"capture\.log"):
-            await live.close("r")
-        sockets = live.sockets
-    calls = read_calls(live.journal("r"))
+        await live.close("r")
+        await asyncio.Event().wait()
+
+
+async def test_kill_9_of_the_process_leaves_the_journal_whole_and_says_what_happened(
+    tokenizer: Tokenizer, checkpoint: Path, tmp_path: Path
+) -> None:
+    # So deep that the socket must lie elsewhere.
+    folder = tmp_path / ("deep" * 20)
+    async with serve_stub(tokenizer) as engine:
+        with pytest.raises(CaptureError, match=r"the capture process died \(exit status -9\).*capture\.log"):
+            await killed(engine, checkpoint, folder)
+    calls = read_calls(folder / "calls/r.log")
     assert [call.position for call in calls] == [0, 1, 2]
     assert {call.submitted["temperature"] for call in calls} == {0.5}
-    assert not sockets.exists()
+    assert not Path((folder / "sockets").read_text()).exists()
 
 
 async def test_the_process_ends_with_its_context(tokenizer: Tokenizer, checkpoint: Path, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from clawexp.capture.conversation import Conversation
 from clawexp.capture.exchange import Exchange
+from clawexp.capture.meaning import thought
 from clawexp.capture.message import Answer, Message, Request, Tools
 from clawexp.capture.rendering import Qwen3Rendering
 from clawexp.capture.tokenizer import Tokenizer
@@ -33,7 +35,8 @@ class Talk:
         )
         self.position += 1
         exchange = self.conversation.arrive(request, body, self.position - 1)
-        self.conversation.spell(exchange, request)
+        if not self.conversation.extend(exchange, request):
+            self.conversation.render(exchange, request)
         return exchange
 
     def answer(self, exchange: Exchange, text: str) -> Message:
@@ -103,6 +106,51 @@ def test_the_first_call_is_the_root_also_when_an_earlier_one_got_no_answer(talk:
 def test_the_same_messages_again_are_a_retry(talk: Talk) -> None:
     talk.say("ok", [TASK])
     assert talk.cause([TASK]) == ("retry", "main")
+
+
+def test_a_turn_that_is_asked_for_twice_is_a_retry_with_the_same_prompt(talk: Talk) -> None:
+    first = talk.say(CALL, [TASK])
+    turn = [TASK, first, RESULT]
+    once, again = talk.arrive(turn), talk.arrive(turn)
+    talk.answer(once, "the first sample")
+    talk.answer(again, "the second sample")
+    later = talk.arrive(turn)
+    talk.answer(later, "the third sample")
+    assert [each.cause for each in (once, again, later)] == ["continue", "retry", "retry"]
+    assert again.prompt.tolist() == once.prompt.tolist() == later.prompt.tolist()
+
+
+def test_a_turn_that_is_asked_for_again_after_its_first_request_was_given_up_is_none(talk: Talk) -> None:
+    first = talk.say(CALL, [TASK])
+    talk.conversation.leave(talk.arrive([TASK, first, RESULT]))
+    assert talk.cause([TASK, first, RESULT]) == ("continue", "main")
+
+
+def thinking(message: Message, reasoning: str = "I must read it.") -> Message:
+    return replace(message, reasoning=reasoning)
+
+
+def test_reasoning_may_be_dropped_at_any_later_turn(talk: Talk) -> None:
+    asked = talk.arrive([TASK])
+    first = talk.answer(asked, CALL)
+    asked.thought = thought(thinking(first))  # as if it had been sampled, too
+    second = talk.arrive([TASK, thinking(first), RESULT])
+    said = talk.answer(second, CALL)
+    third = talk.arrive([TASK, first, RESULT, said, RESULT])
+    talk.answer(third, "4")
+    fourth = talk.arrive([TASK, thinking(first), RESULT, said, RESULT, Message(role="assistant", content="4"), TASK])
+    assert [each.cause for each in (second, third, fourth)] == ["continue"] * 3
+    assert fourth.base is third
+
+
+def test_other_reasoning_than_was_sampled_is_a_rewrite(talk: Talk) -> None:
+    asked = talk.arrive([TASK])
+    first = talk.answer(asked, CALL)
+    asked.thought = thought(thinking(first))
+    second = talk.answer(talk.arrive([TASK, first, RESULT]), CALL)
+    other = thinking(first, "I would rather not.")
+    assert talk.cause([TASK, other, RESULT, second, RESULT]) == ("rewrite", "main")
+    assert talk.cause([TASK, first, RESULT, thinking(second), RESULT]) == ("rewrite", "main")
 
 
 def test_other_tools_are_a_tool_schema_fork(talk: Talk) -> None:
@@ -194,6 +242,11 @@ def test_a_long_conversation_is_held_once(talk: Talk) -> None:
         messages = [*messages, talk.answer(exchange, "ok"), TASK]
     last = exchanges[-1].sequence
     assert all(exchange.sequence.base is last and exchange.prompt.base is last for exchange in exchanges[:-1])
+    turn, path = exchanges[-1].end, set()
+    while turn is not None:
+        path.add(turn)
+        turn = turn.above
+    assert all(exchange.end in path for exchange in exchanges)
 
 
 def test_a_question_without_tools_beside_a_conversation_with_tools_is_auxiliary_even_when_that_has_ended(

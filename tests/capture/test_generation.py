@@ -9,7 +9,7 @@ from stub_engine import StubEngine, serve_stub
 from clawexp.capture.generation import Sampler
 from clawexp.capture.tokenizer import Tokenizer
 from clawexp.engine.client import EngineClient
-from clawexp.errors import CaptureError, EngineError
+from clawexp.errors import EngineError, EngineRefusal
 
 PROMPT = np.array([1, 2], dtype=np.int32)
 
@@ -23,7 +23,7 @@ async def engine(tokenizer: Tokenizer) -> AsyncIterator[StubEngine]:
 @pytest_asyncio.fixture
 async def sampler(engine: StubEngine, tokenizer: Tokenizer) -> AsyncIterator[Sampler]:
     async with EngineClient(engine.url, "secret", 10.0) as client:
-        yield Sampler(client, [tokenizer.encode("<|im_end|>")[0]], retries=1)
+        yield Sampler(client, [tokenizer.encode("<|im_end|>")[0]], patience_s=0.7)
 
 
 async def test_a_fault_is_tried_again_with_the_same_key(engine: StubEngine, sampler: Sampler) -> None:
@@ -34,22 +34,29 @@ async def test_a_fault_is_tried_again_with_the_same_key(engine: StubEngine, samp
 
 
 async def test_an_engine_that_stays_down_is_an_engine_error(engine: StubEngine, sampler: Sampler) -> None:
-    engine.failures = 2
+    engine.failures = 100
     with pytest.raises(EngineError):
         await sampler.sample(PROMPT, 1.0, 9, "3/r/0")
     assert len(engine.requests) == 2
 
 
+async def test_what_the_engine_refuses_is_not_asked_again(engine: StubEngine, sampler: Sampler) -> None:
+    engine.failures, engine.status = 100, 400
+    with pytest.raises(EngineRefusal, match="400"):
+        await sampler.sample(PROMPT, 1.0, 9, "3/r/0")
+    assert len(engine.requests) == 1
+
+
 async def test_more_ids_than_asked_for_are_refused(engine: StubEngine, sampler: Sampler) -> None:
     engine.say("the weather is fine")
-    with pytest.raises(CaptureError, match="limit"):
+    with pytest.raises(EngineError, match="limit"):
         await sampler.sample(PROMPT, 1.0, 2, "k")
 
 
 @pytest.mark.parametrize("logprob", [0.5, math.nan])
 async def test_logprobs_of_no_probability_are_refused(engine: StubEngine, sampler: Sampler, logprob: float) -> None:
     engine.say("", logprobs={"content": [{"logprob": logprob}]})
-    with pytest.raises(CaptureError, match="logarithms"):
+    with pytest.raises(EngineError, match="logarithms"):
         await sampler.sample(PROMPT, 1.0, 9, "k")
 
 
@@ -62,5 +69,5 @@ async def test_an_id_without_its_logprob_is_asked_for_again(engine: StubEngine, 
 
 async def test_an_engine_that_swallows_the_stop_token_is_refused(engine: StubEngine, sampler: Sampler) -> None:
     engine.say("ok", stop=False, finish_reason="stop")
-    with pytest.raises(CaptureError, match="stop token"):
+    with pytest.raises(EngineError, match="stop token"):
         await sampler.sample(PROMPT, 1.0, 9, "k")

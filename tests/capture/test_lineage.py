@@ -8,7 +8,8 @@ from types import ModuleType
 import pytest
 
 from clawexp.capture.conversation import Conversation
-from clawexp.capture.exchange import Exchange, View
+from clawexp.capture.exchange import Exchange
+from clawexp.capture.history import View
 from clawexp.capture.message import Request
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks/fuzz_capture.py"
@@ -56,12 +57,13 @@ def test_a_matcher_that_takes_any_earlier_call_is_found_out(
 def test_an_answer_that_is_encoded_again_is_found_out(
     fuzz: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exact = Conversation.spell
+    exact = Conversation.extend
 
-    def again(self: Conversation, exchange: Exchange, request: Request) -> None:
-        exact(self, exchange, request)
+    def again(self: Conversation, exchange: Exchange, request: Request) -> bool:
+        extended = exact(self, exchange, request)
         exchange.prompt = exchange.prompt[exchange.prompt != fuzz.FILLER]
+        return extended
 
-    monkeypatch.setattr(Conversation, "spell", again)
+    monkeypatch.setattr(Conversation, "extend", again)
     _, wrong = fuzz.play(str(tmp_path), range(20))
     assert "another prompt than the oracle's" in wrong

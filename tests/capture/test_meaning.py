@@ -3,7 +3,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawexp.capture.meaning import answer_meanings, meaning, stringify, tools_meaning
+from clawexp.capture.meaning import meaning, stringify, thought, tools_meaning
 from clawexp.capture.message import Message, ToolCall
 
 JSON = st.recursive(
@@ -60,11 +60,12 @@ def test_other_words_other_arguments_and_other_roles_mean_something_else() -> No
     assert len({meaning(message) for message in messages}) == len(messages)
 
 
-def test_an_answer_may_come_back_without_its_reasoning_but_not_with_another() -> None:
-    answer = Message(role="assistant", content="Hm.", reasoning="because")
-    assert meaning(Message(role="assistant", content="Hm.")) in answer_meanings(answer)
-    assert meaning(answer) in answer_meanings(answer)
-    assert meaning(Message(role="assistant", content="Hm.", reasoning="why not")) not in answer_meanings(answer)
+def test_reasoning_is_compared_apart_from_what_is_said() -> None:
+    answer = Message(role="assistant", content="Hm.", reasoning=" because\n")
+    assert meaning(Message(role="assistant", content="Hm.")) == meaning(answer)
+    assert thought(Message(role="assistant", content="Ha.", reasoning="because")) == thought(answer)
+    assert thought(Message(role="assistant", content="Hm.", reasoning="why not")) != thought(answer)
+    assert thought(Message(role="assistant", content="Hm.", reasoning=" ")) == b""
 
 
 def test_tools_are_compared_as_they_are_rendered() -> None:

@@ -133,27 +133,40 @@ async def test_one_that_is_never_healthy_is_ended(tmp_path: Path, interpreter: P
             pass
 
 
+async def dying(tmp_path: Path, interpreter: Path, left: list[Any]) -> None:
+    """Serve, and lose vLLM; `left` gets its worker and its folder."""
+    async with child(options(tmp_path), settings(interpreter)):
+        (serving, worker), scratch = started(interpreter)
+        left += [worker, scratch]
+        os.kill(serving, signal.SIGKILL)
+        await asyncio.Event().wait()
+
+
 async def test_one_that_dies_later_leaves_nothing_and_is_the_cause_of_what_then_fails(
     tmp_path: Path, interpreter: Path
 ) -> None:
-    async with child(options(tmp_path), settings(interpreter)) as server:
-        (serving, worker), scratch = started(interpreter)
-        os.kill(serving, signal.SIGKILL)
-        await server.process.wait()
-        said = r"the engine died (?s:.*)vLLM ended with status -9"
-        with pytest.raises(EngineError, match=said):
-            async with server.cause_of_death():
-                raise EngineError("it does not answer")
+    left: list[Any] = []
+    with pytest.raises(EngineError, match=r"the engine died (?s:.*)vLLM ended with status -9"):
+        await dying(tmp_path, interpreter, left)
+    worker, scratch = left
     assert not alive(worker)
     assert not scratch.exists()
+
+
+async def unwatched(tmp_path: Path, interpreter: Path, pids: list[int]) -> None:
+    """Serve, and lose the one that watches vLLM; `pids` gets its processes."""
+    async with child(options(tmp_path), settings(interpreter)) as server:
+        pids += started(interpreter)[0]
+        server.process.kill()
+        await asyncio.Event().wait()
 
 
 async def test_all_of_it_ends_with_the_context_though_the_one_that_watches_was_killed(
     tmp_path: Path, interpreter: Path
 ) -> None:
-    async with child(options(tmp_path), settings(interpreter)) as server:
-        pids, _ = started(interpreter)
-        server.process.kill()
+    pids: list[int] = []
+    with pytest.raises(EngineError, match="died"):
+        await unwatched(tmp_path, interpreter, pids)
     await asyncio.to_thread(wait_for, lambda: not any(map(alive, pids)))
 
 

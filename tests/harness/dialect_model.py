@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from clawexp.capture.dialects.dialect import Asked, Dialect
-from clawexp.capture.exchange import View
+from clawexp.capture.history import History, View
 from clawexp.capture.message import Answer, Message, Refused, Request, ToolCall
 
 
@@ -59,7 +59,8 @@ class DialectModel:
 
     def views(self) -> list[View]:
         """What it was asked, by meaning."""
-        return [View.of(request) for request in self.requests]
+        history = History()
+        return [history.view(request) for request in self.requests]
 
 
 ServedDialect = Callable[..., AbstractAsyncContextManager[DialectModel]]

@@ -162,9 +162,9 @@ async def test_claude_code_does_a_task_with_several_tools_at_once(
     assert not any(request.edits or request.auxiliary for request in model.requests)
     # By meaning, each request is the one before it, an answer of the model, and what the tools said.
     views = model.views()
-    assert [len(view.messages) for view in views] == [3, 6, 9, 11]
+    assert [len(view.turns) for view in views] == [3, 6, 9, 11]
     for earlier, later in pairwise(views):
-        assert later.messages[: len(earlier.messages)] == earlier.messages
+        assert later.turns[: len(earlier.turns)] == earlier.turns
         assert later.tools == earlier.tools
     assert [tool["function"]["name"] for tool in model.requests[0].tools] == ["Edit", "Glob", "Read", "Write"]
     assert model.requests[0].messages[1].content.strip() == instruction
@@ -203,9 +203,9 @@ async def test_codex_does_a_task_with_a_shell_and_patches(served_responses: Serv
     assert attempt.files == {"a.conf": b"x = 4\n", "out.txt": b"4\n"}
     assert (model.paths, model.keys) == ({"POST /v1/responses"}, {KEY})
     views = model.views()
-    assert [len(view.messages) for view in views] == [3, 6, 8]
+    assert [len(view.turns) for view in views] == [3, 6, 8]
     for earlier, later in pairwise(views):
-        assert later.messages[: len(earlier.messages)] == earlier.messages
+        assert later.turns[: len(earlier.turns)] == earlier.turns
         assert later.tools == earlier.tools
     assert model.requests[0].messages[-1].content == instruction
     assert KEY not in json.dumps(model.bodies), "the model's commands must not see the credential"

@@ -1,0 +1,88 @@
+"""The messages of a rollout's requests, each kept once, below those that came before it.
+
+A request of a long conversation repeats all of it. As a path through a tree it costs what is new, and two requests
+begin alike where their paths are the same.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from clawexp.capture.meaning import meaning, thought, tools_meaning
+from clawexp.capture.message import Request, Role
+
+if TYPE_CHECKING:
+    from clawexp.capture.exchange import Exchange
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One message in its place. Reasoning is no part of it: some harnesses drop that, at once or later."""
+
+    meaning: bytes
+    role: Role
+    above: "Turn | None"
+    place: int
+    """Number of messages before it."""
+    below: "dict[bytes, Turn]" = field(default_factory=dict)
+    asked: "list[Exchange]" = field(default_factory=list)
+    """Calls whose request ends here, in order of arrival."""
+
+    @property
+    def first(self) -> "Turn":
+        turn = self
+        while turn.above is not None:
+            turn = turn.above
+        return turn
+
+    @property
+    def system(self) -> bytes:
+        """Meaning of the system prompt; empty where there is none."""
+        first = self.first
+        return first.meaning if first.role == "system" else b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """A request, reduced to what requests are compared by."""
+
+    turns: tuple[Turn, ...]
+    thoughts: Mapping[int, bytes]
+    """Digests of the reasoning that it tells, by place."""
+    tools: bytes
+    has_tools: bool
+
+    @property
+    def end(self) -> Turn:
+        return self.turns[-1]
+
+    @property
+    def thinking(self) -> int:
+        """Equal for requests with the same reasoning in the same places."""
+        return hash(tuple(self.thoughts.items()))
+
+
+class History:
+    """All messages of a rollout."""
+
+    def __init__(self) -> None:
+        self._first: dict[bytes, Turn] = {}
+
+    def view(self, request: Request) -> View:
+        """A request among those before it; its messages are kept from now on."""
+        turns: list[Turn] = []
+        thoughts: dict[int, bytes] = {}
+        above, level = None, self._first
+        for place, message in enumerate(request.messages):
+            digest = meaning(message)
+            turn = level.get(digest)
+            if turn is None:
+                # Another thread may count the tokens of the same messages just now.
+                turn = level.setdefault(digest, Turn(digest, message.role, above, place))
+            turns.append(turn)
+            if message.reasoning and (told := thought(message)):
+                thoughts[place] = told
+            above, level = turn, turn.below
+        return View(
+            turns=tuple(turns), thoughts=thoughts, tools=tools_meaning(request.tools), has_tools=bool(request.tools)
+        )
