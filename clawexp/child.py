@@ -69,8 +69,9 @@ class Child:
     async def outliving(self) -> AsyncIterator[None]:
         """End what is done inside when the process ends. Raises the fault then."""
         loop, ended = asyncio.get_running_loop(), os.pidfd_open(self.process.pid)
+        alive = asyncio.timeout(None)
         try:
-            async with asyncio.timeout(None) as alive:
+            async with alive:
 
                 def end() -> None:
                     loop.remove_reader(ended)

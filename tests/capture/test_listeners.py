@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from mitmproxy import optmanager
-from mitmproxy.proxy.layers.http import HttpRequestHook, HttpResponseHook
+from mitmproxy.proxy.layers.http._hooks import HttpRequestHook, HttpResponseHook
 
 from clawexp.capture.listeners import Listeners
 
