@@ -217,8 +217,8 @@ class CallRecord:
     dialect: str
     kind: Literal["main", "auxiliary"]
     cause: Cause
-    """`continue` when the prompt begins with an earlier call's prompt and answer; `root` for the first call;
-    otherwise why it does not."""
+    """`continue` when the prompt begins with an earlier call's prompt and answer; `root` for the first call of the main
+    conversation; otherwise why it does not."""
     parent: str | None
     """The earlier call that shares the longest beginning."""
     shared: int

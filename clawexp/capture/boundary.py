@@ -1,5 +1,4 @@
-"""The driver's side of the model boundary: capture processes, rollouts opened and closed on it, calls read
-back."""
+"""The driver's side of the model boundary: capture processes, rollouts opened and closed on it, calls read back."""
 
 import asyncio
 import os
@@ -144,7 +143,7 @@ async def boundary(
                 "authority": None if signing is None else str(signing.folder),
                 "cache": None if cache is None else str(cache),
             }
-            workers.append(await stack.enter_async_context(_worker(folder, config)))
+            workers.append(await stack.enter_async_context(_serving(folder, config)))
         yield Boundary(
             certificate=None if signing is None else signing.certificate,
             sockets=sockets,
@@ -155,7 +154,7 @@ async def boundary(
 
 
 @asynccontextmanager
-async def _worker(folder: Path, config: Mapping[str, Any]) -> AsyncIterator[Worker]:
+async def _serving(folder: Path, config: Mapping[str, Any]) -> AsyncIterator[Worker]:
     connector = aiohttp.UnixConnector(config["admin"])
     headers = {"Authorization": f"Bearer {config['admin_key']}"}
     async with (

@@ -76,8 +76,7 @@ def _retooled(view: View, earlier: Sequence[Exchange]) -> bool:
 
 
 def _quotes(request: Request, earlier: Sequence[Exchange]) -> bool:
-    """Whether what the model was told contains what it said: a summary, or a conversation to be
-    summarised."""
+    """Whether what the model was told contains what it said: a summary, or a conversation to be summarised."""
     texts = [message.content for message in request.messages if message.role in ("system", "user")]
     said = [call.said for call in earlier if len(call.said) >= QUOTE]
     return any(quote in text for quote in said for text in texts)

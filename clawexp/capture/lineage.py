@@ -1,7 +1,8 @@
 """Which call of a rollout shares the longest beginning with a new one, to the token.
 
 Calls hang in a tree: each at the call and the place where its ids leave those of an earlier one. A new prompt goes
-down from the roots and compares every id once, so that n calls cost O(tokens) in time as in memory.
+down from the roots, compared once id by id. n calls of one conversation take O(tokens) of memory, and O(n tokens) of
+time, but at the speed at which memory is read.
 """
 
 from collections.abc import Sequence

@@ -46,8 +46,7 @@ def tools_meaning(tools: Tools) -> bytes:
 
 
 def stringify(value: Any) -> str:
-    """JSON as JavaScript's JSON.stringify writes it: what a harness echoes after parsing is then the same
-    text."""
+    """JSON as JavaScript's JSON.stringify writes it: what a harness echoes after parsing is then the same text."""
     return _text(value)
 
 

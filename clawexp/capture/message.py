@@ -1,5 +1,4 @@
-"""What capture speaks inside: a conversation, a request for the next turn and its answer, free of any
-dialect."""
+"""What capture speaks inside: a conversation, a request for the next turn and its answer, free of any dialect."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,5 +1,4 @@
-"""A rollout while the boundary serves it: its conversation, its journal, and what is counted until it is
-closed."""
+"""A rollout while the boundary serves it: its conversation, its journal, and what is counted until it is closed."""
 
 import asyncio
 from collections import Counter

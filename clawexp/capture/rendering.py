@@ -39,8 +39,7 @@ class Rendering(Protocol):
     """Changes whenever the same conversation could give other ids."""
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        """Ids of a whole prompt, up to where the model answers. Raises Refused where the template cannot say
-        it."""
+        """Ids of a whole prompt, up to where the model answers. Raises Refused where the template cannot say it."""
         ...
 
     def extend(

@@ -24,8 +24,7 @@ NEUTRAL: Mapping[str, Any] = {
     "tool_choice": "auto",
     "parallel_tool_calls": True,
 }
-"""Fields whose other values would draw from another distribution than the one that is learned, or choose
-among
+"""Fields whose other values would draw from another distribution than the one that is learned, or choose among
 answers. With these values they do nothing."""
 UNSET = (None, [], {}, "")
 

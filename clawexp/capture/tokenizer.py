@@ -19,8 +19,7 @@ LONGEST_KEPT = 2**18
 
 
 class Tokenizer:
-    """`tokenizer.json` behind the protocol `renderers.base.Tokenizer`. Special tokens in a text become their
-    ids."""
+    """`tokenizer.json` behind the protocol `renderers.base.Tokenizer`. Special tokens in a text become their ids."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ConfigError where the folder has no readable tokenizer."""
