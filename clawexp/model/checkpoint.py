@@ -55,7 +55,8 @@ def converted_folder(path: str) -> Path:
 class Shape:
     """The numbers of a decoder, as `config.json` has them."""
 
-    architecture: Literal["qwen3", "llama"]
+    architecture: str
+    """`qwen3` and `llama` are the decoder's own; others are computed by transformers."""
     hidden: int
     layers: int
     heads: int

@@ -6,21 +6,24 @@ speak Hugging Face's names, so that any engine reads what we write.
 Shapes: N tokens, H query heads, G key/value heads, D head_dim, I intermediate, V vocabulary.
 """
 
+import functools
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Self, cast
 
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from clawexp.errors import ConfigError
 from clawexp.model.checkpoint import Shape, read_config, shape_of
 from clawexp.model.rms_norm import rms_norm
+from clawexp.model.tree_policy import See, TreePolicy
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries [N, H, D], keys [N, G, D] and values [N, G, D] of one layer -> what the queries saw, [N, H, D]."""
@@ -80,7 +83,7 @@ class Layer(nn.Module):
         return parts
 
 
-class Policy(nn.Module):
+class Policy(TreePolicy):
     """A decoder with its head. Made by `Policy.load`."""
 
     def __init__(self, config: dict) -> None:
@@ -116,6 +119,17 @@ class Policy(nn.Module):
         cos, sin = angles.cos(), angles.sin()
         rope = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         return rope[0].to(self.embedding.dtype), rope[1].to(self.embedding.dtype)
+
+    def states(self, ids: Tensor, position: Tensor, see: See, checkpointing: bool) -> Tensor:
+        """See `TreePolicy`."""
+        hidden, rope = self.embed(ids), self.rope(position)
+        for number, layer in enumerate(self.layers):
+            step = (layer, hidden, rope, functools.partial(see, number))
+            if checkpointing and torch.is_grad_enabled():
+                hidden = cast(Tensor, checkpoint(*step, use_reentrant=False, preserve_rng_state=False))
+            else:
+                hidden = layer(*step[1:])
+        return self.final(hidden)
 
     def embed(self, ids: Tensor) -> Tensor:
         """[N] -> [N, hidden]."""

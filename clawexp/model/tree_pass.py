@@ -16,15 +16,14 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from clawexp.errors import LearnerError
-from clawexp.model.decoder import Attend, Layer, Policy
 from clawexp.model.flex_attention import compiled, masked_attention, tree_mask
 from clawexp.model.target_head import target_logprobs
 from clawexp.model.tree_attention import Past, tree_attention
 from clawexp.model.tree_memory import token_bytes
 from clawexp.model.tree_plan import Step, blocks_of, check_trees, schedule
+from clawexp.model.tree_policy import See, TreePolicy
 
 Mode = Literal["auto", "chain", "dfs"]
 TokenLoss = Callable[[Tensor, Tensor], Tensor]
@@ -49,7 +48,7 @@ class TreeTokens:
 
 
 def tree_logprobs(
-    policy: Policy,
+    policy: TreePolicy,
     tokens: TreeTokens,
     targets: Tensor,
     temperature: float,
@@ -70,7 +69,7 @@ def tree_logprobs(
 
 
 def tree_backward(
-    policy: Policy,
+    policy: TreePolicy,
     tokens: TreeTokens,
     targets: Tensor,
     token_loss: TokenLoss,
@@ -137,7 +136,7 @@ class _Pass:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: TreePolicy,
         tokens: TreeTokens,
         targets: Tensor,
         temperature: float,
@@ -216,25 +215,18 @@ class _Pass:
         """Keys and values of each layer, where a step opens a chain, and final hidden states, of a step's tokens."""
         tokens = slice(step.start, step.end)
         position = self.tokens.position[tokens].to(self.device)
-        see = self._attention(step, path)
+        ids, see = self.tokens.input_ids[tokens].to(self.device), self._attention(step, path)
         kept: dict[int, tuple[Tensor, Tensor]] = {}
-        hidden, rope = self.policy.embed(self.tokens.input_ids[tokens].to(self.device)), self.policy.rope(position)
-        for number, layer in enumerate(self.policy.layers):
 
-            def attend(q: Tensor, k: Tensor, v: Tensor, number: int = number) -> Tensor:
-                if step.kind == "open":
-                    kept.setdefault(number, (k, v))  # a second forward pass, of a checkpoint, is not the graph's
-                return see(number, q, k, v)
+        def attend(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if step.kind == "open":
+                kept.setdefault(number, (k, v))  # those of a checkpoint's second forward pass are not the graph's
+            return see(number, q, k, v)
 
-            hidden = self._layer(layer, hidden, rope, attend)
-        return list(kept.values()), self.policy.final(hidden)
+        final = self.policy.states(ids, position, attend, self.checkpointing)
+        return list(kept.values()), final
 
-    def _layer(self, layer: Layer, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        if not (self.checkpointing and torch.is_grad_enabled()):
-            return layer(hidden, rope, attend)
-        return checkpoint(layer, hidden, rope, attend, use_reentrant=False, preserve_rng_state=False)  # pyright: ignore
-
-    def _attention(self, step: Step, path: _Path) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+    def _attention(self, step: Step, path: _Path) -> See:
         """That of each layer, by its number, for a step's tokens."""
         parent = np.maximum(self.parent[step.start : step.end] - step.start, -1)
         if self.device.type != "cpu":
