@@ -25,8 +25,10 @@ from clawexp.critic import Critic
 from clawexp.errors import ConfigError, LearnerError
 from clawexp.judgement import Judged, credited_now, judged, over_tokens
 from clawexp.mismatch import divergence, mismatch
-from clawexp.model.decoder import Policy, read_weights
+from clawexp.model.decoder import read_weights
+from clawexp.model.load import load_policy
 from clawexp.model.tree_pass import TokenLoss, TreeTokens, tree_backward, tree_logprobs
+from clawexp.model.tree_policy import TreePolicy
 from clawexp.protocols import Algo
 from clawexp.spec import LearnerOptions
 from clawexp.whole_folder import whole_folder
@@ -44,7 +46,7 @@ class Learner:
         if options.threads:
             torch.set_num_threads(options.threads)
         self.options, self.folder, self.algo, self.temperature = options, folder, algo, temperature
-        self.policy = Policy.load(folder)
+        self.policy = load_policy(folder)
         self.optimiser = torch.optim.AdamW(
             self.policy.parameters(), lr=algo.lr, betas=algo.betas, weight_decay=algo.weight_decay
         )
@@ -126,16 +128,16 @@ class Learner:
         return self._logprobs(batch, _decides, policy=self._reference)
 
     @functools.cached_property
-    def _reference(self) -> Policy:
+    def _reference(self) -> TreePolicy:
         """The policy that the run began with. Takes as much memory as the policy."""
-        return Policy.load(self.folder).to(self.policy.embedding.dtype)
+        return load_policy(self.folder).to(self.policy.embedding.dtype)
 
     def _logprobs(
         self,
         batch: TensorDict,
         where: Callable[[TensorDict], Tensor],
         hidden_out: Tensor | None = None,
-        policy: Policy | None = None,
+        policy: TreePolicy | None = None,
     ) -> Tensor:
         """Of the tokens of a mask, in order. Notes the hidden states that they were read from in `hidden_out`.
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,7 +19,7 @@ from clawexp.critic import Critic, Decisions, quality
 from clawexp.errors import LearnerError
 from clawexp.forest import merge, prune
 from clawexp.learner import Learner
-from clawexp.model.decoder import Policy
+from clawexp.model.tree_policy import TreePolicy
 from clawexp.pack import pack
 from clawexp.records import Call, Rollout
 from clawexp.spec import LearnerOptions
@@ -108,7 +107,7 @@ class Dense:
         for one in self.calls:
             ids = torch.tensor(one.prompt_ids + one.sampled_ids)
             hidden = dense_hidden(learner.policy, ids)
-            rows = (learner.policy.logits(hidden) / learner.temperature).log_softmax(-1)
+            rows = (hidden @ learner.policy.head.T / learner.temperature).log_softmax(-1)
             values = critic_of(learner).head(hidden.detach())
             for place in range(len(one.sampled_ids)):
                 row = len(one.prompt_ids) + place - 1
@@ -137,20 +136,17 @@ class Dense:
         return found
 
 
-def dense_hidden(policy: Policy, ids: Tensor) -> Tensor:
+def dense_hidden(policy: TreePolicy, ids: Tensor) -> Tensor:
     """Final hidden states of one sequence, by softmax over a full square."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def see(_: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         repeats = q.shape[1] // k.shape[1]
         q, k, v = q.transpose(0, 1), *(x.repeat_interleave(repeats, 1).transpose(0, 1) for x in (k, v))
         scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
         hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
         return (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(0, 1)
 
-    state, rope = F.embedding(ids, policy.embedding), policy.rope(torch.arange(len(ids)))
-    for layer in policy.layers:
-        state = layer(state, rope, attend)
-    return policy.final(state)
+    return policy.states(ids, torch.arange(len(ids)), see, False)
 
 
 def gradient(module: torch.nn.Module) -> Tensor:
@@ -407,5 +403,5 @@ def test_it_learns_which_prompts_end_well_and_the_policy_what_to_do_there(tmp_pa
 def next_logprobs(learner: Learner, prompt: tuple[int, ...]) -> Tensor:
     """What an engine would sample from."""
     with torch.no_grad():
-        logits = learner.policy.logits(dense_hidden(learner.policy, torch.tensor(prompt))[-1])
+        logits = learner.policy.head @ dense_hidden(learner.policy, torch.tensor(prompt))[-1]
         return (logits / learner.temperature).log_softmax(-1)

@@ -56,6 +56,8 @@ SHARED_TESTS = {
     "model/rms_norm.py": "model/test_decoder.py",
     "model/target_head.py": "model/test_tree_pass.py",
     "model/tree_attention.py": "model/test_tree_pass.py",
+    "model/tree_policy.py": "model/test_hub_policy.py",
+    "model/load.py": "model/test_hub_policy.py",
     "warmstart/initial.py": "warmstart/test_fit.py",
     "warmstart/rehearsal.py": "warmstart/test_fit.py",
     "runtime/container.py": "runtime/test_podman.py",

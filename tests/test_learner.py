@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_rollouts import call, random_rollout, rollout, tiny_policy
 from safetensors.torch import load_file, save_file
+from transformers import GemmaConfig, GemmaForCausalLM
 
 from clawexp.algo.grpo import Grpo
 from clawexp.batch import credited, load, owned_token, save
@@ -281,6 +282,26 @@ def test_memory_options_change_no_update(tmp_path, monkeypatch):
         torch.testing.assert_close(weight, same)
 
 
+def test_a_model_of_transformers_learns_saves_and_resumes(tmp_path):
+    config = GemmaConfig(
+        vocab_size=11, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        intermediate_size=24, pad_token_id=0, eos_token_id=1, bos_token_id=2, initializer_range=0.2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    GemmaForCausalLM(config).save_pretrained(tmp_path / "policy")
+    learner, resumed = (make(tmp_path / "policy", lr=1e-3, reference_kl=0.1) for _ in range(2))
+    batch = batch_of()
+    before = learner.evaluate_loss(learner.with_old_logprob(batch))
+    first = learner.update(learner.with_old_logprob(batch))
+    assert first["learner/reference_kl"] == pytest.approx(0, abs=1e-6)
+    assert learner.evaluate_loss(learner.with_old_logprob(batch)) != before
+    learner.save(tmp_path / "step-00001")
+    resumed.resume(tmp_path / "step-00001")
+    one, other = learner.update(batch), resumed.update(batch)
+    assert one["learner/loss"] == other["learner/loss"]
+    assert all(torch.equal(a, b) for a, b in zip(state(learner), state(resumed), strict=True))
+
+
 def test_further_updates_on_one_batch_are_clipped_against_the_first_policy(tmp_path):
     learner = make(tmp_path / "policy", lr=0.02)
     batch = learner.with_old_logprob(batch_of())
@@ -429,7 +450,7 @@ def test_a_token_that_the_policy_does_not_know_is_refused(tmp_path):
 def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(tmp_path):
     learner = make(tmp_path / "policy")
     with torch.no_grad():
-        learner.policy.norm[0] = float("nan")
+        learner.policy.embedding[0, 0] = float("nan")
     before = state(learner)
     with pytest.raises(LearnerError, match=r"norm of the gradient is nan.*weights are unchanged"):
         learner.update(batch_of())

@@ -129,7 +129,7 @@ class HubPolicy(TreePolicy):
         def see(number: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return tree_attention(q, k, v, blocks, None)
 
-        return self.states(position, position, see, False) @ self.head.T
+        return self.states(position % self.shape.vocab, position, see, False) @ self.head.T
 
 
 def _attention(
@@ -168,7 +168,8 @@ AttentionMaskInterface.register(ATTENTION, _no_mask)
 @torch.no_grad()
 def _own_logits(model: PreTrainedModel) -> Tensor:
     """By transformers alone, of a sequence as in `_probe`."""
-    return model(input_ids=torch.arange(PROBE)[None], use_cache=False).logits[0]
+    ids = torch.arange(PROBE) % len(_head(model))
+    return model(input_ids=ids[None], use_cache=False).logits[0]
 
 
 def _head(model: PreTrainedModel) -> Tensor:
