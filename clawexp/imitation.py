@@ -13,6 +13,7 @@ from clawexp.learner import Learner
 from clawexp.logger.sink import Sink
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.protocols import Imitating
+from clawexp.ranked_learner import RankedLearner, open_learner
 from clawexp.records import Rollout
 from clawexp.run_folder import RunFolder
 from clawexp.spec import Experiment
@@ -28,7 +29,12 @@ class _Imitation:
     """One run while it is alive."""
 
     def __init__(
-        self, experiment: Experiment, folder: RunFolder, learner: Learner, shown: Demonstrations, sinks: Sequence[Sink]
+        self,
+        experiment: Experiment,
+        folder: RunFolder,
+        learner: Learner | RankedLearner,
+        shown: Demonstrations,
+        sinks: Sequence[Sink],
     ) -> None:
         self._experiment, self._folder, self._learner = experiment, folder, learner
         self._shown, self._sinks = shown, sinks
@@ -86,7 +92,9 @@ async def imitate(experiment: Experiment, folder: RunFolder, config: Mapping[str
         stack.enter_context(folder.held())
         start = folder.begin(config)
         base = checkpoint_folder(experiment.model.path)
-        learner = Learner(experiment.learner, base, experiment.algo, experiment.capture.temperature)
+        learner = await stack.enter_async_context(
+            open_learner(experiment.learner, base, experiment.algo, experiment.capture.temperature, folder.path)
+        )
         if start:
             learner.resume(folder.checkpoint(start))
         else:

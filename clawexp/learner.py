@@ -1,10 +1,10 @@
-"""Batches -> new weights and metrics, in one process. Knows nothing of harnesses or rollouts."""
+"""Batches -> new weights and metrics, alone or as one of several ranks. Knows nothing of harnesses or rollouts."""
 
 import functools
+import math
 import shutil
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -15,7 +15,6 @@ from torch import Tensor
 from clawexp.batch import (
     gains,
     largest_part,
-    split,
     trained,
     tree_token_ratio,
     validate,
@@ -27,12 +26,14 @@ from clawexp.judgement import Judged, credited_now, judged, over_tokens
 from clawexp.mismatch import divergence, mismatch
 from clawexp.model.decoder import read_weights
 from clawexp.model.load import load_policy
-from clawexp.model.tree_pass import TokenLoss, TreeTokens, tree_backward, tree_logprobs
+from clawexp.model.tree_pass import TreeTokens, tree_logprobs
 from clawexp.model.tree_policy import TreePolicy
+from clawexp.passes import Passes
 from clawexp.protocols import Algo
+from clawexp.ranks import Alone, Ranks
 from clawexp.spec import LearnerOptions
-from clawexp.whole_folder import whole_folder
 
+ALONE = Alone()
 STATE = "learner.pt"
 # What an engine needs beside weights and config.json: the tokenizer, its template, generation settings.
 COMPANIONS = ("*token*.json", "*.jinja", "vocab.json", "merges.txt", "generation_config.json")
@@ -41,12 +42,19 @@ COMPANIONS = ("*token*.json", "*.jinja", "vocab.json", "merges.txt", "generation
 class Learner:
     """A policy in training. `step` counts updates asked for, `version` those that changed the weights."""
 
-    def __init__(self, options: LearnerOptions, folder: Path, algo: Algo, temperature: float) -> None:
-        """Start from the checkpoint in `folder`. Logprobs are those of sampling at `temperature`."""
+    def __init__(
+        self, options: LearnerOptions, folder: Path, algo: Algo, temperature: float, ranks: Ranks = ALONE
+    ) -> None:
+        """Start from the checkpoint in `folder`. Logprobs are those of sampling at `temperature`.
+
+        Where there are several `ranks`, each has a learner, and all are told to do the same.
+        """
         if options.threads:
             torch.set_num_threads(options.threads)
         self.options, self.folder, self.algo, self.temperature = options, folder, algo, temperature
-        self.policy = load_policy(folder)
+        self.policy, self.ranks = load_policy(folder), ranks
+        ranks.shard(self.policy)
+        self.passes = Passes(ranks, options, temperature)
         self.optimiser = torch.optim.AdamW(
             self.policy.parameters(), lr=algo.lr, betas=algo.betas, weight_decay=algo.weight_decay
         )
@@ -73,7 +81,7 @@ class Learner:
             "learner/tree_token_ratio": tree_token_ratio(batch),
             "learner/unique_tokens": float(len(loss_at)),
             "learner/trained_tokens": float(loss_at.sum()),
-            "learner/largest_pass_tokens": float(largest_part(batch, self.options.token_budget)),
+            "learner/largest_pass_tokens": float(largest_part(batch, self.passes.tokens_per_pass(batch))),
             **found.metrics,
         }
         if loss_at.any():
@@ -96,7 +104,8 @@ class Learner:
         self._check(batch)
         found = self._judged(batch)
         batch = self._credited(found.batch, found.advantage)
-        loss, _ = self._loss(batch, self._logprobs(batch, trained), trained(batch))
+        where = trained(batch)
+        loss, _ = self._loss(batch, self.passes.logprobs(self.policy, batch, where), where)
         return loss.item()
 
     def _check(self, batch: TensorDict) -> None:
@@ -116,43 +125,24 @@ class Learner:
 
     def decision_logprobs(self, batch: TensorDict) -> Tensor:
         """See `clawexp.judgement.Scorer`."""
-        return self._logprobs(batch, _decides)
+        return self.passes.logprobs(self.policy, batch, batch["decision"])
 
     def decision_states(self, batch: TensorDict) -> tuple[Tensor, Tensor]:
         """See `clawexp.judgement.Scorer`."""
-        hidden = self.policy.embedding.new_empty(int(batch["decision"].sum()), self.policy.shape.hidden)
-        return self._logprobs(batch, _decides, hidden), hidden
+        size = (int(batch["decision"].sum()), self.policy.shape.hidden)
+        hidden = torch.zeros(size, dtype=self.policy.embedding.dtype)
+        return self.passes.logprobs(self.policy, batch, batch["decision"], hidden), hidden
 
     def reference_logprobs(self, batch: TensorDict) -> Tensor:
         """See `clawexp.judgement.Scorer`."""
-        return self._logprobs(batch, _decides, policy=self._reference)
+        return self.passes.logprobs(self._reference, batch, batch["decision"])
 
     @functools.cached_property
     def _reference(self) -> TreePolicy:
-        """The policy that the run began with. Takes as much memory as the policy."""
-        return load_policy(self.folder).to(self.policy.embedding.dtype)
-
-    def _logprobs(
-        self,
-        batch: TensorDict,
-        where: Callable[[TensorDict], Tensor],
-        hidden_out: Tensor | None = None,
-        policy: TreePolicy | None = None,
-    ) -> Tensor:
-        """Of the tokens of a mask, in order. Notes the hidden states that they were read from in `hidden_out`.
-
-        `policy`: another one than this learner's.
-        """
-        policy = policy or self.policy
-        logprobs, done = [policy.embedding.new_empty(0)], 0
-        mode, limit, temperature = self.options.tree_pass, self._graph_bytes, self.temperature
-        for part in split(batch, self.options.token_budget):
-            tokens, targets = _tokens(part), where(part).nonzero().flatten()
-            hidden = None if hidden_out is None else hidden_out[done : done + len(targets)]
-            found = tree_logprobs(policy, tokens, targets, temperature, mode, graph_bytes=limit, hidden_out=hidden)
-            logprobs.append(found)
-            done += len(targets)
-        return torch.cat(logprobs)
+        """The policy that the run began with. Takes as much memory as the policy, of several ranks a share each."""
+        policy = load_policy(self.folder).to(self.policy.embedding.dtype)
+        self.ranks.shard(policy)
+        return policy
 
     def _loss(self, batch: TensorDict, logprob: Tensor, where: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Of the tokens `where`, a mask or indices, whose logprobs are given."""
@@ -183,35 +173,17 @@ class Learner:
 
     def _forward_backward(self, batch: TensorDict) -> dict[str, float]:
         """Add up the gradient over micro-batches."""
-        totals: dict[str, float] = defaultdict(float)
-        logprobs, entropies = [], []
         self.optimiser.zero_grad()
-        for part in split(batch, self.options.token_budget):
-            targets = trained(part).nonzero().flatten()
-            entropy = self.policy.embedding.new_empty(len(targets))
-            token_loss = self._token_loss(part, targets, totals)
-            logprobs.append(
-                tree_backward(
-                    self.policy,
-                    _tokens(part),
-                    targets,
-                    token_loss,
-                    self.temperature,
-                    self.options.tree_pass,
-                    graph_bytes=self._graph_bytes,
-                    checkpointing=self.options.activation_checkpointing,
-                    entropy_out=entropy,
-                )
-            )
-            entropies.append(entropy)
-        logprob = torch.cat(logprobs)
+        where = trained(batch)
+        found = self.passes.backward(self.policy, batch, where, self._loss)
+        logprob, counts = found.logprob, found.counts
         return {
-            "learner/loss": totals["loss"],
-            "learner/clip_fraction": totals["clipped"] / len(logprob),
-            "learner/tis_fraction": totals["truncated"] / len(logprob),
-            **({"learner/mask_fraction": totals["masked"] / len(logprob)} if "masked" in totals else {}),
-            "learner/entropy": torch.cat(entropies).mean().item(),
-            **mismatch(batch["behaviour_logprob"][trained(batch)], logprob),
+            "learner/loss": counts["loss"],
+            "learner/clip_fraction": counts.get("clipped", 0.0) / len(logprob),
+            "learner/tis_fraction": counts.get("truncated", 0.0) / len(logprob),
+            **({"learner/mask_fraction": counts["masked"] / len(logprob)} if "masked" in counts else {}),
+            "learner/entropy": found.entropy.mean().item(),
+            **mismatch(batch["behaviour_logprob"][where], logprob),
             **self._distance(batch, logprob),
         }
 
@@ -221,20 +193,11 @@ class Learner:
             return {}
         return {"learner/reference_kl": divergence(logprob, batch["reference_logprob"][trained(batch)])}
 
-    def _token_loss(self, part: TensorDict, targets: Tensor, totals: dict[str, float]) -> TokenLoss:
-        def token_loss(logprob: Tensor, which: Tensor) -> Tensor:
-            loss, counts = self._loss(part, logprob, targets[which])
-            for name, value in {"loss": loss.detach(), **counts}.items():
-                totals[name] += value.item()
-            return loss
-
-        return token_loss
-
     def _optimise(self) -> dict[str, float]:
-        norm = torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.algo.grad_clip)
-        if not norm.isfinite():
+        norm = self.ranks.norm(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.algo.grad_clip))
+        if not math.isfinite(norm):
             raise LearnerError(
-                f"update {self.version + 1}: the norm of the gradient is {norm.item()}. The weights are "
+                f"update {self.version + 1}: the norm of the gradient is {norm}. The weights are "
                 "unchanged; look at learner/delta_logprob_p999 of the steps before, and lower algo.lr."
             )
         warmth = min(1.0, (self.version + 1) / max(self.algo.warmup_steps, 1))
@@ -242,17 +205,14 @@ class Learner:
             group["lr"] = self.algo.lr * warmth
         self.optimiser.step()
         self.version += 1
-        return {"learner/grad_norm": norm.item(), "learner/lr": self.algo.lr * warmth}
+        return {"learner/grad_norm": norm, "learner/lr": self.algo.lr * warmth}
 
     def score(self, ids: Sequence[int]) -> Tensor:
         """Logprob of each id but the first given those before it, at temperature 1, float32 [n - 1]."""
         place = torch.arange(len(ids))
         tokens = TreeTokens(input_ids=torch.tensor(ids), position=place, parent=place - 1)
-        return tree_logprobs(self.policy, tokens, place[1:], 1.0, "chain")
-
-    @property
-    def _graph_bytes(self) -> float:
-        return self.options.graph_gb * 1e9
+        with self.ranks.whole(self.policy):
+            return tree_logprobs(self.policy, tokens, place[1:], 1.0, "chain")
 
     @property
     def vocab_size(self) -> int:
@@ -260,23 +220,24 @@ class Learner:
 
     def save(self, folder: Path) -> None:
         """Write all that `resume` needs beside an `export`. `folder` appears whole, and replaces an older one."""
-        state = {
-            "optimiser": self.optimiser.state_dict(),
-            "step": self.step,
-            "version": self.version,
-            "rng": torch.get_rng_state(),
-            "critic": self.critic.state() if self.critic else None,
-        }
-        with whole_folder(folder) as partial:
+        with self.ranks.whole_folder(folder) as partial:
+            state = {
+                "optimiser": self.ranks.optimiser_state(self.policy, self.optimiser, partial),
+                "step": self.step,
+                "version": self.version,
+                "rng": torch.get_rng_state(),
+                "critic": self.critic.state() if self.critic else None,
+            }
             self._write_policy(partial)
-            torch.save(state, partial / STATE)
+            if self.ranks.first:
+                torch.save(state, partial / STATE)
 
     def resume(self, folder: Path) -> None:
         """Take up what `save` wrote, to the bit. Raises LearnerError where it does not fit."""
         try:
             state = torch.load(folder / STATE, weights_only=True)
-            self.policy.take(read_weights(folder))
-            self.optimiser.load_state_dict(state["optimiser"])
+            self.ranks.take(self.policy, read_weights(folder))
+            self.ranks.take_optimiser_state(self.policy, self.optimiser, state["optimiser"], folder)
             if self.critic:
                 self.critic.take(state["critic"])
         except (OSError, RuntimeError, TypeError, ValueError, KeyError, ConfigError) as error:
@@ -286,18 +247,13 @@ class Learner:
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face checkpoint that an engine can serve. `folder` appears whole, replacing an older one."""
-        with whole_folder(folder) as partial:
+        with self.ranks.whole_folder(folder) as partial:
             self._write_policy(partial)
 
     def _write_policy(self, folder: Path) -> None:
-        self.policy.save(folder)
+        with self.ranks.whole(self.policy):
+            if not self.ranks.first:
+                return
+            self.policy.save(folder)
         for file in {file for pattern in COMPANIONS for file in self.folder.glob(pattern)}:
             shutil.copyfile(file, folder / file.name)
-
-
-def _decides(batch: TensorDict) -> Tensor:
-    return batch["decision"]
-
-
-def _tokens(part: TensorDict) -> TreeTokens:
-    return TreeTokens(input_ids=part["input_ids"], position=part["position"], parent=part["parent"])

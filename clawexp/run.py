@@ -24,6 +24,7 @@ from clawexp.metrics import blocked_hosts, measure, measure_evaluation
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.parity import agreement, require, require_rendering
 from clawexp.protocols import EngineHandle, Openable, Runtime, TaskAware
+from clawexp.ranked_learner import RankedLearner, open_learner
 from clawexp.records import Rollout
 from clawexp.rollout import Site, gather
 from clawexp.run_folder import RunFolder
@@ -48,7 +49,7 @@ class Run:
         self,
         experiment: Experiment,
         folder: RunFolder,
-        learner: Learner,
+        learner: Learner | RankedLearner,
         engine: EngineHandle,
         site: Site,
         sinks: list[Sink],
@@ -198,7 +199,9 @@ async def open_run(experiment: Experiment, folder: RunFolder, config: Mapping[st
             log.info("removed %d folders that killed runs had left", swept)
         start = folder.begin(config)
         base = checkpoint_folder(experiment.model.path)
-        learner = Learner(experiment.learner, base, experiment.algo, experiment.capture.temperature)
+        learner = await stack.enter_async_context(
+            open_learner(experiment.learner, base, experiment.algo, experiment.capture.temperature, folder.path)
+        )
         if start:
             learner.resume(folder.checkpoint(start))
         else:

@@ -93,7 +93,10 @@ class LearnerOptions:
     activation_checkpointing: bool
     """Keep only what each layer begins with, and compute it again in the backward pass: less memory, more work."""
     threads: Annotated[int, Field(ge=0)]
-    """CPU threads; 0 leaves it to torch: the cores that this process may use, or OMP_NUM_THREADS."""
+    """CPU threads of each rank; 0 leaves it to torch: the cores that this process may use, or OMP_NUM_THREADS; several
+    ranks share the cores."""
+    num_ranks: Positive
+    """Processes that share each update, with a shard of weights and optimiser each; 1 is the driver itself."""
 
 
 @component

@@ -10,7 +10,7 @@ from pathlib import Path
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
     """A folder to fill, which takes the name `folder` once all its bytes are on disk; what had it is gone then."""
-    partial, old = (folder.with_name(f".{folder.name}.{word}") for word in ("partial", "old"))
+    partial, old = partial_folder(folder), folder.with_name(f".{folder.name}.old")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     yield partial
@@ -22,6 +22,11 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     partial.rename(folder)
     _sync(folder.parent)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def partial_folder(folder: Path) -> Path:
+    """Where `whole_folder` has its bytes until they are whole."""
+    return folder.with_name(f".{folder.name}.partial")
 
 
 def _sync(path: Path) -> None:

@@ -346,7 +346,7 @@ def test_the_gradient_of_gspo_is_that_of_the_ratios_of_whole_rollouts(tmp_path, 
         count = torch.zeros(4).double()
         owned = owned_token(batch)
         now = torch.zeros(len(batch["input_ids"])).double()
-        now[batch["decision"]] = learner._logprobs(batch, lambda each: each["decision"])
+        now[batch["decision"]] = learner.decision_logprobs(batch)
         for token, rollout_number in zip(owned.tolist(), batch["owners"].tolist(), strict=True):
             if batch["decision"][token]:
                 total[rollout_number] += now[token] - batch["old_logprob"][token].double()

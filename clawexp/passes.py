@@ -1,0 +1,119 @@
+"""A batch through a policy: each rank passes its parts, and all learn what was found for all tokens."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from clawexp.batch import split
+from clawexp.model.tree_pass import TreeTokens, tree_backward, tree_logprobs
+from clawexp.model.tree_policy import TreePolicy
+from clawexp.ranks import Ranks
+from clawexp.spec import LearnerOptions
+
+PartLoss = Callable[[TensorDict, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
+"""A part of a batch, logprobs [n] and which of its tokens they are, int64 [n] -> their loss, and counts by name."""
+COUNTS = ("loss", "clipped", "truncated", "masked")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a backward pass saw, the same on every rank."""
+
+    logprob: Tensor
+    """Of the targets, in order, [n]."""
+    entropy: Tensor
+    """Of the distributions that they were read from, in nats, [n]."""
+    counts: dict[str, float]
+    """The loss, and what the algorithm counts, over all tokens."""
+
+
+class Passes:
+    """How batches go through policies."""
+
+    def __init__(self, ranks: Ranks, options: LearnerOptions, temperature: float) -> None:
+        self.ranks, self.options, self.temperature = ranks, options, temperature
+        self.graph_bytes = options.graph_gb * 1e9
+
+    def logprobs(self, policy: TreePolicy, batch: TensorDict, mask: Tensor, hidden_out: Tensor | None = None) -> Tensor:
+        """Of the tokens of a mask [N], in order, [n]. Notes the hidden states that they were read from in
+        `hidden_out` [n, hidden], which is 0 before.
+        """
+        logprobs = _zeros(policy, int(mask.sum()))
+        with self.ranks.whole(policy):
+            for part, targets, rows in self._parts(batch, mask):
+                hidden = None if hidden_out is None else hidden_out[rows]
+                logprobs[rows] = tree_logprobs(
+                    policy,
+                    tree_tokens(part),
+                    targets,
+                    self.temperature,
+                    self.options.tree_pass,
+                    graph_bytes=self.graph_bytes,
+                    hidden_out=hidden,
+                )
+        self.ranks.add_up(logprobs, *([] if hidden_out is None else [hidden_out]))
+        return logprobs
+
+    def backward(self, policy: TreePolicy, batch: TensorDict, mask: Tensor, loss: PartLoss) -> Found:
+        """Add the gradient of the loss, summed over all parts, to the policy's."""
+        totals: dict[str, float] = defaultdict(float)
+        logprobs, entropies = (_zeros(policy, int(mask.sum())) for _ in range(2))
+        with self.ranks.whole(policy, gradients=True):
+            for part, targets, rows in self._parts(batch, mask):
+                entropy = entropies[rows]
+
+                def token_loss(
+                    logprob: Tensor, which: Tensor, part: TensorDict = part, targets: Tensor = targets
+                ) -> Tensor:
+                    value, counts = loss(part, logprob, targets[which])
+                    for name, count in {"loss": value.detach(), **counts}.items():
+                        totals[name] += count.item()
+                    return value
+
+                logprobs[rows] = tree_backward(
+                    policy,
+                    tree_tokens(part),
+                    targets,
+                    token_loss,
+                    self.temperature,
+                    self.options.tree_pass,
+                    graph_bytes=self.graph_bytes,
+                    checkpointing=self.options.activation_checkpointing,
+                    entropy_out=entropy,
+                )
+        counts = torch.tensor([totals.get(name, 0.0) for name in COUNTS], dtype=torch.float64)
+        self.ranks.add_up(logprobs, entropies, counts)
+        known = totals.keys() or COUNTS  # of a rank that had no part
+        counted = {name: count for name, count in zip(COUNTS, counts.tolist(), strict=True) if name in known}
+        return Found(logprob=logprobs, entropy=entropies, counts=counted)
+
+    def _parts(self, batch: TensorDict, mask: Tensor) -> Iterator[tuple[TensorDict, Tensor, slice]]:
+        """This rank's parts of a batch; which of their tokens are targets, and where those stand among all targets."""
+        parts = list(split(batch, self.tokens_per_pass(batch)))
+        first = 0
+        places: list[tuple[Tensor, slice]] = []
+        rows = 0
+        for part in parts:
+            targets = mask[first : first + len(part["input_ids"])].nonzero().flatten()
+            places.append((targets, slice(rows, rows + len(targets))))
+            first, rows = first + len(part["input_ids"]), rows + len(targets)
+        for index in self.ranks.share([len(part["input_ids"]) for part in parts]):
+            yield parts[index], *places[index]
+
+    def tokens_per_pass(self, batch: TensorDict) -> int:
+        """At most so many, but for a tree that has more."""
+        return self.ranks.tokens_per_pass(self.options.token_budget, len(batch["input_ids"]))
+
+
+def tree_tokens(part: TensorDict) -> TreeTokens:
+    """The structure of a batch's trees."""
+    return TreeTokens(input_ids=part["input_ids"], position=part["position"], parent=part["parent"])
+
+
+def _zeros(policy: TreePolicy, size: int) -> Tensor:
+    """On the CPU, where batches are."""
+    return torch.zeros(size, dtype=torch.promote_types(policy.embedding.dtype, torch.float32))
