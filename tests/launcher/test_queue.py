@@ -16,7 +16,7 @@ def here(slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 @pytest.mark.slurm
 def test_a_job_is_known_while_it_waits_and_after_its_end(here: Cluster) -> None:
-    held = here.run("sbatch", "--parsable", "--hold", "--comment=clawexp:/a b|c", "--wrap=true").strip()
+    held = here.run("sbatch", "--parsable", "--hold", "--output=/dev/null", "--comment=clawexp:/a b|c", "--wrap=true").strip()
     known = queued()
     assert (known[held].state, known[held].reason) == ("PENDING", "JobHeldUser")
     assert str(known[held].folder) == "/a b|c"
@@ -27,7 +27,7 @@ def test_a_job_is_known_while_it_waits_and_after_its_end(here: Cluster) -> None:
 
 @pytest.mark.slurm
 def test_what_the_queue_has_forgotten_is_in_the_accounts(here: Cluster) -> None:
-    array = here.run("sbatch", "--parsable", "--wait", "--array=0-1", "--wrap=exit 0").strip()
+    array = here.run("sbatch", "--parsable", "--wait", "--output=/dev/null", "--array=0-1", "--wrap=exit 0").strip()
     tasks = [f"{array}_0", f"{array}_1"]
     assert queued()[tasks[0]].folder is None
     here.daemons.until("accounts", lambda: states(tasks, {}) == dict.fromkeys(tasks, "COMPLETED"))
