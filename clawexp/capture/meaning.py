@@ -79,6 +79,8 @@ def _plain(value: Any, large: Callable[[int], Any]) -> Any:
 
     `large` wraps integers that take more than 63 bits.
     """
+    if isinstance(value, str):
+        return value
     if isinstance(value, Mapping):
         return {key: _plain(item, large) for key, item in value.items()}
     if isinstance(value, list | tuple):
