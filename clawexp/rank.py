@@ -57,7 +57,13 @@ def main() -> None:
         driver.send(number)
         options, folder, algo, temperature = driver.recv()
         ranks = Sharded(number, settings["num_ranks"], Path(settings["rendezvous"]), "cpu")
-        serve(Rank(Learner(options, folder, algo, temperature, ranks)), driver)
+        try:
+            rank = Rank(Learner(options, folder, algo, temperature, ranks))
+        except ClawexpError as error:
+            driver.recv()  # its first question, which this answers
+            driver.send(error)
+            return
+        serve(rank, driver)
 
 
 def serve(rank: Rank, driver: Connection) -> None:

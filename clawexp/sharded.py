@@ -17,6 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from clawexp.errors import ConfigError
+from clawexp.model.decoder import Policy
 from clawexp.model.tree_policy import TreePolicy
 from clawexp.ranks import balanced
 from clawexp.whole_folder import partial_folder, whole_folder
@@ -42,6 +44,14 @@ class Sharded:
         return self.rank == 0
 
     def shard(self, policy: TreePolicy) -> None:
+        """Raises ConfigError for a policy that transformers computes: it saves itself by `state_dict`, and FSDP answers
+        that with shards.
+        """
+        if not isinstance(policy, Policy):
+            raise ConfigError(
+                f"learner.num_ranks={self.num_ranks}: a model of the architecture {policy.shape.architecture} is "
+                "trained by one process. Choose learner.num_ranks=1, or a Qwen3 or Llama model."
+            )
         fully_shard(policy, mesh=self.mesh)
 
     def tokens_per_pass(self, token_budget: int, num_tokens: int) -> int:

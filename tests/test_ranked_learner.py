@@ -19,11 +19,12 @@ import yaml
 from made_rollouts import random_rollout, tiny_policy
 from safetensors.torch import load_file
 from tensordict import TensorDict
+from transformers import GemmaConfig, GemmaForCausalLM
 
 from clawexp.algo.grpo import Grpo
 from clawexp.algo.ppo import Ppo
 from clawexp.capture.journal import CallJournal
-from clawexp.errors import LearnerError
+from clawexp.errors import ConfigError, LearnerError
 from clawexp.forest import merge, prune
 from clawexp.learner import Learner
 from clawexp.pack import pack
@@ -158,6 +159,17 @@ async def test_a_checkpoint_of_one_process_is_refused_by_ranks_with_the_reason(t
     async with ranks(folder, grpo(), "chain", tmp_path) as learner:
         with pytest.raises(LearnerError, match="num_ranks=1"):
             learner.resume(tmp_path / "one")
+
+
+async def test_a_model_that_transformers_computes_is_refused(tmp_path: Path) -> None:
+    config = GemmaConfig(
+        vocab_size=11, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        intermediate_size=24, pad_token_id=0, eos_token_id=1, bos_token_id=2,
+    )  # fmt: skip
+    GemmaForCausalLM(config).save_pretrained(tmp_path / "policy")
+    with pytest.raises(ConfigError, match=r"Gemma.* is trained by one process"):
+        async with ranks(tmp_path / "policy", grpo(), "chain", tmp_path):
+            pass
 
 
 def test_ranks_die_with_the_driver_however_it_ends(tmp_path: Path) -> None:
