@@ -86,8 +86,11 @@ def shape_of(config: dict[str, Any]) -> Shape:
     names = config.get("architectures") or []
     if len(names) != 1 or names[0] not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
-        raise ConfigError(f"architecture {names or 'unnamed'} is not implemented; choose one of {known}")
-    _refuse_other_maths(config)
+        raise ConfigError(
+            f"architecture {names or 'unnamed'} is not implemented; choose one of {known}, or model/engine=vllm"
+        )
+    if wrong := other_maths(config):
+        raise ConfigError(f"config.json asks for {wrong}, which the decoder does not implement")
     try:
         return Shape(
             architecture=ARCHITECTURES[names[0]],
@@ -110,11 +113,11 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
 
 
-def _refuse_other_maths(config: dict[str, Any]) -> None:
+def other_maths(config: dict[str, Any]) -> dict[str, Any]:
+    """What a config of the decoder's architectures asks for that the decoder does not implement."""
     found = _rope(config)
     wrong = {key: found[key] for key, value in FIXED.items() if found.get(key) not in (value, None)}
     rope_type = found.get("rope_type") or found.get("type") or "default"
     if rope_type != "default":
         wrong["rope_type"] = rope_type
-    if wrong:
-        raise ConfigError(f"config.json asks for {wrong}, which the decoder does not implement")
+    return wrong

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,13 @@ def test_a_checkpoint_is_loaded_by_whom_it_belongs_to(reference, tmp_path):
     policy = load_policy(tmp_path / "gemma")
     assert isinstance(policy, HubPolicy)
     assert policy.shape.architecture == read_config(tmp_path / "gemma")["architectures"][0] == "GemmaForCausalLM"
+
+
+def test_what_the_decoder_lacks_of_its_own_architectures_transformers_has(reference):
+    folder, _ = reference("llama")
+    config = read_config(folder) | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e5}}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert isinstance(load_policy(folder), HubPolicy)
 
 
 def test_a_checkpoint_that_transformers_cannot_read_is_named(tmp_path: Path):
