@@ -19,7 +19,7 @@ weights.
 `POR`: the share of the flat arm's tokens that the tree does not compute. `tokens`: the bound 1 / (1 - POR). `FLOPs`:
 the bound by operations, which counts attention, and the head at sampled tokens alone. A flat arm beyond `--cap` tokens
 is measured on sequences of all lengths up to there, and scaled by its operations (marked ~); where nothing was scaled,
-the gradients of both arms are compared. `star` has no paths of its own, `chain` no branch: its path is its tree.
+the gradients of both arms are compared. Paths that are the calls (`star`) or the tree (`chain`) are not measured again.
 
 Seconds are those of the CPU with one thread, else of the clock. On a GPU, weights are bfloat16 and attention is
 FlexAttention's. Memory is the peak of one pass in a process of its own beyond what it began with, weights and
@@ -46,6 +46,8 @@ SHAPES = ("star", "chain", "group", "compaction", "apart")
 TURNS = {"5m": 40, "30m": 30, "135m": 10, "0.6b": 40}
 CAP = {"5m": 60_000, "30m": 15_000, "135m": 4_000, "0.6b": 1 << 40}
 ROUNDS = {"5m": 2, "30m": 1, "135m": 1, "0.6b": 3}
+WARM_UP = 1000
+"""Tokens before anything counts: memory is mapped, kernels are loaded."""
 TRL = Path(__file__).parent / "trees" / "trl_loss.py"
 
 
@@ -81,11 +83,12 @@ def measure(machine: Machine, policy: Policy, model: str, workload: Workload, op
     """Round after round, tree and flat arms in turn."""
     cap, tree = options.cap or CAP[model], workload.tree()
     arms = {"calls": packed(workload.calls()), "paths": packed(workload.paths())}
-    if torch.equal(arms["calls"].tokens.input_ids, arms["paths"].tokens.input_ids):
-        del arms["paths"]  # each rollout is one call
+    if any(torch.equal(arms["paths"].tokens.input_ids, arm.tokens.input_ids) for arm in (arms["calls"], tree)):
+        del arms["paths"]
     some = {"calls": packed(thinned(workload.calls(), cap)), "paths": packed(thinned(workload.paths(), cap))}
     spent = {name: [0.0] for name in ("tree", *arms)}
     errors: dict[str, float | None] = {}
+    seconds(machine, policy, packed(thinned(workload.calls(), WARM_UP)))
     for _ in range(options.rounds or ROUNDS[model]):
         spent["tree"].append(seconds(machine, policy, tree))
         want = gradient(policy)
