@@ -44,9 +44,9 @@ from trees.workloads import Workload, packed, thinned, workloads
 
 SHAPES = ("star", "chain", "group", "compaction", "apart")
 TURNS = {"5m": 40, "30m": 30, "135m": 10, "0.6b": 40}
-CAP = {"5m": 60_000, "30m": 15_000, "135m": 4_000, "0.6b": 1 << 40}
-ROUNDS = {"5m": 2, "30m": 1, "135m": 1, "0.6b": 3}
-WARM_UP = 1000
+CAP = {"5m": 15_000, "30m": 6_000, "135m": 3_000, "0.6b": 1 << 40}
+ROUNDS = {"5m": 1, "30m": 1, "135m": 1, "0.6b": 3}
+WARM_UP = 500
 """Tokens before anything counts: memory is mapped, kernels are loaded."""
 TRL = Path(__file__).parent / "trees" / "trl_loss.py"
 
@@ -88,7 +88,6 @@ def measure(machine: Machine, policy: Policy, model: str, workload: Workload, op
     some = {"calls": packed(thinned(workload.calls(), cap)), "paths": packed(thinned(workload.paths(), cap))}
     spent = {name: [0.0] for name in ("tree", *arms)}
     errors: dict[str, float | None] = {}
-    seconds(machine, policy, packed(thinned(workload.calls(), WARM_UP)))
     for _ in range(options.rounds or ROUNDS[model]):
         spent["tree"].append(seconds(machine, policy, tree))
         want = gradient(policy)
@@ -144,6 +143,7 @@ def measure_speed(options: argparse.Namespace, machine: Machine) -> None:
     lines: list[str] = []
     for model in options.models:
         policy, cap = machine.policy(model), options.cap or CAP[model]
+        seconds(machine, policy, packed([(tuple(range(WARM_UP)), [1])]))
         for workload in _chosen(options, model):
             for row in measure(machine, policy, model, workload, options):
                 print(row, flush=True)
@@ -157,7 +157,7 @@ def measure_speed(options: argparse.Namespace, machine: Machine) -> None:
 def measure_memory(options: argparse.Namespace, machine: Machine) -> None:
     """MB, and the tree's share of what as many tokens of calls take."""
     print("model shape       tokens  tree, MB  calls, MB  ratio  depth first, MB", flush=True)
-    for model in options.models:
+    for model in options.memory_models:
         for workload in _chosen(options, model):
             kinds = ("tree", "flat", "dfs") if machine.device == "cpu" else ("tree", "flat")
             peaks = [peak_mb(machine, model, options.turns or TURNS[model], workload.name, kind) for kind in kinds]
@@ -172,6 +172,9 @@ def _chosen(options: argparse.Namespace, model: str) -> list[Workload]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=SIZES, default=["5m", "30m", "135m"])
+    parser.add_argument(
+        "--memory-models", nargs="+", choices=SIZES, help="those of --models but for 135m, if not given"
+    )
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=SHAPES)
     parser.add_argument("--parts", nargs="+", choices=("speed", "memory"), default=("speed", "memory"))
     parser.add_argument("--turns", type=int, help="of the longest rollout; by model unless given")
@@ -181,6 +184,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--trl", type=Path, metavar="VENV")
     options = parser.parse_args()
+    options.memory_models = options.memory_models or [model for model in options.models if model != "135m"]
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("--device cuda: torch sees no GPU")
     machine = Machine(options.device, options.threads)
