@@ -16,7 +16,7 @@ NOTED = "rules."
 
 Part = Literal["system", "user", "tool_result", "tool_description", "answer"]
 """The texts a rule may look at. Of an answer that is what it says, what it thinks, and each text in its tool calls."""
-HasTools = ("tool_result", "tool_description")
+HAVE_TOOLS = ("tool_result", "tool_description")
 
 
 def _compiled(pattern: Any) -> re.Pattern[str]:
@@ -116,6 +116,6 @@ def read(plain: Any) -> dict[str, Rule]:
 
 
 def _with_tools(rule: Any) -> Any:
-    if rule.tools is not None and rule.part not in HasTools:
-        raise ValueError(f"tools: goes with part {' or '.join(HasTools)}, not {rule.part}; give null")
+    if rule.tools is not None and rule.part not in HAVE_TOOLS:
+        raise ValueError(f"tools: goes with part {' or '.join(HAVE_TOOLS)}, not {rule.part}; give null")
     return rule

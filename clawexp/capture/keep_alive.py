@@ -2,7 +2,7 @@
 
 mitmproxy sends what an addon answers only as a whole. Its HTTP stream is taught here to ask for the answer beside
 itself, and to send the stream's head and pings until it is there. It is also taught to tell hooks on the spot where
-nobody takes his time, and to send in one piece what it sends at once.
+nobody takes his time, to send in one piece what it sends at once, and to hold no body that is not wanted.
 """
 
 import asyncio
@@ -12,16 +12,24 @@ from copy import copy
 from dataclasses import dataclass, field
 
 from mitmproxy import ctx, http
+from mitmproxy.net.http.http1 import expected_http_body_size
 from mitmproxy.proxy import commands, events, layer
 from mitmproxy.proxy.layers.http import HttpLayer, HttpStream, SendHttp
 from mitmproxy.proxy.layers.http._events import ResponseData, ResponseHeaders
 
+from clawexp.capture.decoding import LONGEST_BODY
+from clawexp.capture.dialects.reply import STREAM
+from clawexp.capture.inbound import has_left
 from clawexp.capture.listeners import Listeners
 from clawexp.capture.message import Reply
+from clawexp.capture.upstream import LONGEST_KEPT
 
 PING_S = 5.0
 """Clients and what lies between give up on a silent connection after some ten seconds at the earliest."""
-STREAM = "text/event-stream; charset=utf-8"
+RESET_S = 0.05
+"""After this long a client that has left has answered what was sent to it."""
+UNASKED = 64 * 2**10
+"""Bytes of a body that are held before it is known who sends it."""
 
 
 @dataclass(eq=False)
@@ -32,15 +40,29 @@ class Awaited:
     """What is sent if nothing better comes."""
     ping: bytes = b""
     """What may be sent meanwhile; nothing while it is not known that the client waits for a stream."""
-    done: asyncio.Event = field(default_factory=asyncio.Event)
+    half_closed: bool = False
+    """The client will send nothing more, and may have left."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it is done, and once when the client has closed its side."""
+    done: bool = False
+
+    def finish(self) -> None:
+        self.done = True
+        self.news.set()
+
+    def half_close(self) -> None:
+        self.half_closed = True
+        self.news.set()
 
     async def wait(self) -> None:
-        """Until it is done, or until a ping is due."""
-        while not self.done.is_set():
+        """Until it is done, or until the client should hear something."""
+        while not self.done:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PING_S):
-                    await self.done.wait()
-            if self.ping:
+                    await self.news.wait()
+            if not self.done:
+                self.news.clear()
+            if self.ping or self.half_closed:
                 return
 
     def rest(self) -> bytes:
@@ -58,7 +80,35 @@ class AnswerHook(commands.StartHook):
 
 @dataclass
 class AwaitAnswerHook(commands.StartHook):
-    """Let time pass until the answer is there or a ping is due."""
+    """Let time pass until the answer is there or the client should hear something."""
+
+    flow: http.HTTPFlow
+
+
+@dataclass
+class AwaitResetHook(commands.StartHook):
+    """Let time pass until a client that has left would have said so."""
+
+    flow: http.HTTPFlow
+
+
+@dataclass
+class LargeBodyHook(commands.StartHook):
+    """Say in the flow's metadata, as `may_send`, whether its sender is known. Told at once."""
+
+    flow: http.HTTPFlow
+
+
+@dataclass
+class RecallHook(commands.StartHook):
+    """Answer a flow from the cache, if that can be."""
+
+    flow: http.HTTPFlow
+
+
+@dataclass
+class KeepHook(commands.StartHook):
+    """Put a host's response into the cache."""
 
     flow: http.HTTPFlow
 
@@ -66,6 +116,9 @@ class AwaitAnswerHook(commands.StartHook):
 class AnsweredStream(HttpStream):
     """One request and its response. Where it is made here, the addon has put an `Awaited` into the flow's
     metadata."""
+
+    _may_hold: int | None = None
+    """Bytes of the request's body; None while nobody was asked."""
 
     def handle_event(self, event: events.Event) -> layer.CommandGenerator[None]:
         for command in super().handle_event(event):
@@ -82,25 +135,89 @@ class AnsweredStream(HttpStream):
                 asked.data.host, asked.data.port, asked.data.scheme = "127.0.0.1", 80, b"http"
         return (yield from super().check_invalid(request))
 
+    def check_body_size(self, request: bool) -> layer.CommandGenerator[bool]:
+        if not request:
+            yield from self._pass_on()
+        elif self._may_hold is not None or len(self.request_body_buf) > UNASKED:
+            yield from self._hold()
+        return False
+
+    def _hold(self) -> layer.CommandGenerator[None]:
+        """Drop what is too much of a request's body, and count it. All of it is read: a client that is cut off while
+        it sends does not hear why."""
+        metadata = self.flow.metadata
+        if self._may_hold is None:
+            yield LargeBodyHook(self.flow)
+            self._may_hold = LONGEST_BODY if metadata.pop("may_send") else 0
+        if len(self.request_body_buf) > self._may_hold:
+            metadata["dropped"] = metadata.get("dropped", 0) + len(self.request_body_buf)
+            self.request_body_buf.clear()
+            self._may_hold = 0
+
+    def _pass_on(self) -> layer.CommandGenerator[None]:
+        """Send a host's response on as it comes, unless it is to be kept."""
+        response = self.flow.response
+        assert response is not None
+        size = len(self.response_body_buf) or self._declared()
+        if response.stream or ("keep" in self.flow.metadata and size <= LONGEST_KEPT):
+            return
+        self.flow.metadata.pop("keep", None)
+        response.stream = True
+        if self.response_body_buf:
+            begun = bytes(self.response_body_buf)
+            self.response_body_buf.clear()
+            yield from self.start_response_stream()
+            yield from self.handle_event(ResponseData(self.stream_id, begun))
+
+    def _declared(self) -> int:
+        """Bytes of the host's response, 0 where it does not say."""
+        try:
+            return expected_http_body_size(self.flow.request, self.flow.response) or 0
+        except ValueError:  # which is refused next
+            return 0
+
+    def make_server_connection(self) -> layer.CommandGenerator[bool]:
+        if "keep" in self.flow.metadata:
+            yield RecallHook(self.flow)
+            if self.flow.response is not None:
+                yield from self.send_response()
+                return False
+        return (yield from super().make_server_connection())
+
     def send_response(self, already_streamed: bool = False) -> layer.CommandGenerator[None]:
         awaited: Awaited | None = self.flow.metadata.get("awaited")
         if awaited is None:
+            if "keep" in self.flow.metadata:
+                yield KeepHook(self.flow)
             yield from super().send_response(already_streamed)
             return
         yield AnswerHook(self.flow)
         yield AwaitAnswerHook(self.flow)
         pinged = False
-        while not awaited.done.is_set():
-            if not pinged:
+        while not awaited.done:
+            if awaited.ping and not pinged:
                 yield SendHttp(ResponseHeaders(self.stream_id, _stream_head(), False), self.context.client)
-            pinged = True
-            yield SendHttp(ResponseData(self.stream_id, awaited.ping), self.context.client)
+                pinged = True
+            yield from self._say_something(awaited, pinged)
             yield AwaitAnswerHook(self.flow)
+        if awaited.half_closed:  # so that it is known whether the answer is delivered
+            yield from self._say_something(awaited, pinged)
         reply = awaited.reply
         self.flow.response = http.Response.make(reply.status, reply.body, dict(reply.headers))
         if pinged:
             yield SendHttp(ResponseData(self.stream_id, awaited.rest()), self.context.client)
         yield from super().send_response(already_streamed=pinged)
+
+    def _say_something(self, awaited: Awaited, pinged: bool) -> layer.CommandGenerator[None]:
+        """A client that has closed its side answers with a reset if it has left; then all that waits for it ends."""
+        if pinged:
+            yield SendHttp(ResponseData(self.stream_id, awaited.ping), self.context.client)
+        elif not has_left(self.context.client):
+            yield SendHttp(ResponseHeaders(self.stream_id, _go_on()), self.context.client)
+        if awaited.half_closed:
+            yield AwaitResetHook(self.flow)
+            if has_left(self.context.client):
+                yield commands.CloseConnection(self.context.client)
 
     def flow_done(self) -> layer.CommandGenerator[None]:
         """What the stream holds goes with it: it refers to itself here, and would wait for a full collection."""
@@ -148,7 +265,14 @@ def _over(_event: events.Event) -> layer.CommandGenerator[None]:
 
 
 def _stream_head() -> http.Response:
-    head = http.Response.make(200, b"", {"content-type": STREAM, "cache-control": "no-cache"})
+    head = http.Response.make(200, b"", dict(STREAM))
     del head.headers["content-length"]
     head.headers["transfer-encoding"] = "chunked"
+    return head
+
+
+def _go_on() -> http.Response:
+    """What may come before any answer, and means nothing."""
+    head = http.Response.make(100)
+    head.headers.clear()
     return head

@@ -6,7 +6,6 @@ every other one is refused and counted.
 """
 
 import base64
-import binascii
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,10 @@ from clawexp.errors import CaptureError
 
 MODEL_HOSTS = frozenset(urlsplit(dialect.vendor).hostname for dialect in DIALECTS)
 WEB_PORTS = (80, 443)
+MOST_BLOCKED = 200
+"""Hosts that are named for one rollout: a harness can make up as many as it likes."""
+OTHERS = "other hosts"
+"""Stands for those beyond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,7 @@ class Passages:
         """`credentials`: the value of Proxy-Authorization. Raises Blocked."""
         if not self._proxying:
             raise Blocked(403, "This is no proxy; choose way_in=interception for the harness, or capture.allow_hosts.")
-        key = _password(credentials)
+        key = password(credentials)
         rollout = self._rollouts.get(key)
         if rollout is None:
             raise Blocked(407, "The proxy needs the credentials of a rollout.")
@@ -63,7 +66,7 @@ class Passages:
             return Passage(key=key, to_model=True)
         if self._allows(host, port):
             return Passage(key=key, to_model=False)
-        rollout.blocked[f"{host}:{port}"] += 1
+        _count(rollout, f"{host}:{port}")
         raise Blocked(403, f"{host}:{port} cannot be reached from here; capture.allow_hosts lists what can.")
 
     def _allows(self, host: str, port: int) -> bool:
@@ -74,12 +77,17 @@ class Passages:
         return False
 
 
-def _password(credentials: str) -> str:
-    """Of `Basic ...`; empty where it is anything else."""
+def password(credentials: str) -> str:
+    """Of `Basic ...`, the value of Proxy-Authorization; empty where it is anything else."""
     scheme, _, encoded = credentials.partition(" ")
     if scheme.lower() != "basic":
         return ""
     try:
         return base64.b64decode(encoded, validate=True).decode().partition(":")[2]
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
         return ""
+
+
+def _count(rollout: OpenRollout, host: str) -> None:
+    known = host in rollout.blocked or len(rollout.blocked) < MOST_BLOCKED
+    rollout.blocked[host if known else OTHERS] += 1

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,14 +20,17 @@ from clawexp.capture.generation import Sampler
 from clawexp.capture.listeners import Listeners
 from clawexp.capture.passage import Passages
 from clawexp.capture.rendering import open_rendering
+from clawexp.capture.roots import system_roots
 from clawexp.capture.rules import Rules
 from clawexp.capture.service import CaptureService
-from clawexp.capture.socket_server import unix_socket
+from clawexp.capture.socket_server import unix_socket, widen_backlog
 from clawexp.capture.upstream import Upstream
 from clawexp.child import read_settings, say_ready
 from clawexp.engine.client import EngineClient
 from clawexp.errors import ClawexpError
 from clawexp.rule import read
+
+SWITCH_S = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,8 @@ class ProxyConfig:
 def main() -> None:
     """Serve until the driver or a signal ends it."""
     config = ProxyConfig(**read_settings())
+    # What is read or encoded in a thread takes its turns with the loop, which gets its own at least so soon.
+    sys.setswitchinterval(SWITCH_S)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         asyncio.run(serve(config))
@@ -90,6 +94,7 @@ async def serve(config: ProxyConfig) -> None:
             group.create_task(proxy.run())
             await addon.serving.wait()
             (instance,) = servers.servers
+            widen_backlog(instance)
             async with (
                 unix_socket(Path(config.socket), instance),
                 admin_socket(Path(config.admin), config.admin_key, service),
@@ -110,7 +115,7 @@ def _proxy(addon: CaptureAddon, authority: str | None) -> tuple[master.Master, p
     servers = proxyserver.Proxyserver()
     proxy.addons.add(core.Core(), servers, next_layer.NextLayer(), errorcheck.ErrorCheck())
     if authority is not None:
-        proxy.options.update(confdir=authority, ssl_verify_upstream_trusted_ca=os.environ.get("SSL_CERT_FILE"))
+        proxy.options.update(confdir=authority, ssl_verify_upstream_trusted_ca=str(system_roots()))
         proxy.addons.add(tlsconfig.TlsConfig())
     proxy.addons.add(addon)
     # A connection goes out only with a request, and carries nothing that is not looked at.

@@ -2,6 +2,7 @@
 and to an answer before its dialect writes it."""
 
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ LONGEST_S = 2.0
 """CPU time of one rule on one request: a pattern that backtracks without end would hold up every rollout."""
 ROLES: Mapping[Part, str] = {"system": "system", "user": "user", "tool_result": "tool"}
 
-Told = Replace | Block | Drop
+PatternRule = Replace | Block | Drop
 """Rules that look for a pattern."""
 
 
@@ -118,7 +119,7 @@ class _Draft:
             self.message_edits.append((0, Edit(rule=name, before=None, after=rule.text)))
             self.places[0] = Message(role="system", content=rule.text)
 
-    def _tell(self, name: str, rule: Told) -> None:
+    def _tell(self, name: str, rule: PatternRule) -> None:
         for place, message in enumerate(self.places):
             if message is None or message.role != ROLES[rule.part]:
                 continue
@@ -132,7 +133,7 @@ class _Draft:
             self.message_edits.append((place, Edit(rule=name, before=message.content, after=text)))
             self.places[place] = None if text is None else replace(message, content=text)
 
-    def _redescribe(self, name: str, rule: Told) -> None:
+    def _redescribe(self, name: str, rule: PatternRule) -> None:
         kept = []
         for tool in self.tools:
             function = tool["function"]
@@ -157,7 +158,7 @@ def _part(rule: Rule) -> Part | None:
     return None if isinstance(rule, CapMaxTokens) else rule.part
 
 
-def _changed(rule: Told, text: str) -> str | None:
+def _changed(rule: PatternRule, text: str) -> str | None:
     """The text by the rule; None where it is dropped."""
     match rule:
         case Replace():
@@ -223,14 +224,22 @@ def _tool_names(places: list[Message | None]) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def _limited(name: str) -> Iterator[None]:
-    """End what takes too long; Python's regular expressions look at signals while they search."""
+    """End what takes too long; Python's regular expressions look at signals while they search.
 
-    def over(_signal: int, _frame: object) -> None:
+    The timer counts the time of all threads of the process, so it is set again until this one has used up its own.
+    """
+    end = time.thread_time() + LONGEST_S
+
+    def look(_signal: int, _frame: object) -> None:
+        left = end - time.thread_time()
+        if left > 0:
+            signal.setitimer(signal.ITIMER_VIRTUAL, left)
+            return
         raise CaptureError(
             f"rule {name} took more than {LONGEST_S:g} s for one request. Its pattern backtracks; see docs/capture.md."
         )
 
-    before = signal.signal(signal.SIGVTALRM, over)
+    before = signal.signal(signal.SIGVTALRM, look)
     signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_S)
     try:
         yield

@@ -5,21 +5,22 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from clawexp.capture.caller import Caller, final_answer
 from clawexp.capture.conversation import Conversation
+from clawexp.capture.decoding import decoded, too_long
 from clawexp.capture.dialects.dialect import Asked, Counting, Dialect
-from clawexp.capture.dialects.table import DIALECTS
+from clawexp.capture.dialects.table import dialect_of
 from clawexp.capture.exchange import Exchange
 from clawexp.capture.journal import CallJournal
-from clawexp.capture.message import Refused, Reply, Request
+from clawexp.capture.message import Refused, Reply, Request, TooLong
 from clawexp.capture.open_rollout import Opening, OpenRollout
 from clawexp.capture.raw import RawLog, raw_path
 from clawexp.capture.syncer import Syncer
-from clawexp.errors import CaptureError, EngineError, JournalError
+from clawexp.errors import CaptureError, ClawexpError, EngineError
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +28,10 @@ Result = TypeVar("Result")
 
 LONG_TEXT = 4096
 """Characters that take some milliseconds to encode."""
-LONGEST_BODY = 32 * 2**20
-"""Bytes. The longest context in tokens is far shorter; what is longer would only keep others waiting."""
+LARGE_BODY = 128 * 2**10
+"""Bytes that take a millisecond to read, or several."""
+LEAST_TOKENS = 4
+"""Of a message, a tool or a call of one: what marks where it begins and ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +40,26 @@ class Incoming:
 
     asked: Asked
     body: bytes
+    """As it was sent, compressed or not."""
+    dropped: int
+    """Bytes of a body that was not kept, since it was too long or its sender unknown."""
     key: str | None
     """Of the rollout, where the way that the request came by tells it; None: the dialect's credential does."""
     until_gone: AbstractContextManager[None]
     """Inside it, the request is cancelled when its client leaves; outside it runs to its end."""
     may_ping: Callable[[bytes], None]
     """Told what the client may be sent while it waits, once it is known to wait for a stream."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Understood:
+    """A request that was read."""
+
+    body: bytes
+    """Decompressed."""
+    digest: bytes
+    """Of the body."""
+    request: Request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,13 +88,13 @@ class CaptureService:
         if opening.rollout_id in self._keys or opening.key in self._keys.values():
             raise CaptureError(f"rollout {opening.rollout_id} is open already, or shares its key with one that is")
         self._keys[opening.rollout_id] = opening.key
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._keys.pop, opening.rollout_id)
             # A new file's name takes the disk some time, in which others are served.
             journal = await asyncio.to_thread(CallJournal, opening.journal, syncer=self._syncer)
+            stack.callback(journal.close)
             raw = RawLog(raw_path(opening.journal), opening.key) if self._keep_raw else None
-        except JournalError:
-            del self._keys[opening.rollout_id]
-            raise
+            stack.pop_all()
         conversation = Conversation(self._caller.rendering)
         self.rollouts[opening.key] = OpenRollout(opening=opening, conversation=conversation, journal=journal, raw=raw)
 
@@ -93,47 +110,61 @@ class CaptureService:
         rollout.close()
         return rollout.summary()
 
+    def knows(self, asked: Asked, key: str | None) -> bool:
+        """Whether an open rollout asks. `key` is as in `Incoming`."""
+        return (dialect_of(asked)[0].key(asked) if key is None else key) in self.rollouts
+
     async def serve(self, incoming: Incoming) -> Served:
         """The reply to anything at all, an error in the dialect's form included."""
         asked = incoming.asked
-        found = next((each for each in DIALECTS if each.serves(asked)), None)
-        dialect = found or DIALECTS[-1]
-        unserved = _unserved(asked, incoming.body, known=found is not None)
-        if unserved is not None:
-            return Served(reply=dialect.refuse(unserved, stream=False))
+        dialect, served = dialect_of(asked)
         rollout = self.rollouts.get(dialect.key(asked) if incoming.key is None else incoming.key)
-        if rollout is None:
-            return Served(reply=dialect.refuse(Refused("unknown_key", "Incorrect API key provided."), stream=False))
-        request: Request | None = None
+        understood: Understood | None = None
         try:
+            _refuse_at_sight(asked, served=served)
+            if rollout is None:
+                raise Refused("unknown_key", "Incorrect API key provided.")
             with rollout.serving(), _faults_marked(rollout):
                 about = dialect.about(asked, self._caller.model)
                 if about is not None:
                     return Served(reply=about)
-                request = self._caller.rules.request(dialect.read(asked, incoming.body))
-                served = await self._serve(rollout, dialect, incoming, request)
-                if rollout.raw is not None and served.exchange is not None:
-                    await rollout.raw.keep(served.exchange.call_id, asked.path, incoming.body, served.reply)
-                return served
+                understood = await self._understood(dialect, incoming)
+                answered = await self._serve(rollout, dialect, incoming, understood)
+                if rollout.raw is not None and answered.exchange is not None:
+                    await rollout.raw.keep(answered.exchange.call_id, asked.path, understood.body, answered.reply)
+                return answered
         except Refused as refused:
-            return Served(reply=dialect.refuse(refused, stream=request is not None and request.stream))
+            return Served(reply=dialect.refuse(refused, stream=understood is not None and understood.request.stream))
 
-    async def _serve(self, rollout: OpenRollout, dialect: Dialect, incoming: Incoming, request: Request) -> Served:
-        model = self._caller.model
+    async def _understood(self, dialect: Dialect, incoming: Incoming) -> Understood:
+        """The request as the experiment's rules leave it. Raises Refused, CaptureError."""
+        if incoming.dropped:
+            raise too_long(str(incoming.dropped))
+        encoding = incoming.asked.headers.get("content-encoding", "")
+        large = bool(encoding) or len(incoming.body) > LARGE_BODY
+        args = dialect, incoming.asked, incoming.body, encoding, self._caller.context
+        understood = await asyncio.to_thread(_read, *args) if large else _read(*args)
+        # By the main thread alone: the time that a rule may take is limited by a signal.
+        request = self._caller.rules.request(understood.request)
+        return understood if request is understood.request else replace(understood, request=request)
+
+    async def _serve(
+        self, rollout: OpenRollout, dialect: Dialect, incoming: Incoming, understood: Understood
+    ) -> Served:
+        model, request = self._caller.model, understood.request
         if isinstance(dialect, Counting) and dialect.counts(incoming.asked):
             count = await _aside(len(incoming.body), rollout.conversation.count, request)
             return Served(reply=dialect.count(count))
         if request.stream:
             incoming.may_ping(dialect.ping)
-        body = hashlib.sha256(incoming.body).digest()
-        again = rollout.conversation.repeated(body, dialect.retried(incoming.asked))
+        again = rollout.conversation.repeated(understood.digest, dialect.retried(incoming.asked))
         if again is not None and again.answer is not None:
             rollout.counts["replayed"] += 1
             return Served(reply=dialect.answer(request, again.answer, model), exchange=again)
         if rollout.conversation.size >= self._max_calls:
             rollout.counts["final_answers"] += 1
             return Served(reply=dialect.answer(request, final_answer(), model))
-        exchange = rollout.conversation.arrive(request, body, rollout.take_position())
+        exchange = rollout.conversation.arrive(request, understood.digest, rollout.take_position())
         try:
             conversation = rollout.conversation
             if not await _aside(conversation.added_size(request, exchange), conversation.extend, exchange, request):
@@ -150,15 +181,28 @@ async def _aside(size: int, work: Callable[..., Result], *args: Any) -> Result:
     return await asyncio.to_thread(work, *args) if size > LONG_TEXT else work(*args)
 
 
-def _unserved(asked: Asked, body: bytes, *, known: bool) -> Refused | None:
-    """Why a request is not even looked at."""
+def unavailable() -> Refused:
+    """What a harness is told of faults that are not its own."""
+    return Refused("unavailable", "The model is not available for the moment.")
+
+
+def _read(dialect: Dialect, asked: Asked, body: bytes, encoding: str, context: int) -> Understood:
+    """Raises Refused; TooLong where there are more messages than the context has room for."""
+    content = decoded(body, encoding) if encoding else body
+    request = dialect.read(asked, content)
+    calls = sum(len(message.tool_calls) for message in request.messages) if len(content) > LARGE_BODY else 0
+    least = LEAST_TOKENS * (len(request.messages) + len(request.tools) + calls)
+    if least > context:
+        raise TooLong(least, context)
+    return Understood(body=content, digest=hashlib.sha256(content).digest(), request=request)
+
+
+def _refuse_at_sight(asked: Asked, *, served: bool) -> None:
+    """Raises Refused for what is not even looked at."""
     if asked.headers.get("upgrade", "").lower() == "websocket":
-        return Refused("no_websocket", "Websockets are not served; send each request by itself.")
-    if not known:
-        return Refused("not_found", f"Unknown request URL: {asked.method} {asked.path}.")
-    if len(body) > LONGEST_BODY:
-        return Refused("too_large", f"The body has {len(body)} bytes; at most {LONGEST_BODY} are read.")
-    return None
+        raise Refused("no_websocket", "Websockets are not served; send each request by itself.")
+    if not served:
+        raise Refused("not_found", f"Unknown request URL: {asked.method} {asked.path}.")
 
 
 @contextmanager
@@ -168,30 +212,27 @@ def _faults_marked(rollout: OpenRollout) -> Iterator[None]:
 
     Whatever nobody expected is a capture fault too: the rollout must not pass for a sound one.
     """
-    expected = False
+    rollout_id, counts = rollout.opening.rollout_id, rollout.counts
     try:
         yield
-        expected = True
     except asyncio.CancelledError:
-        expected = True
-        rollout.counts["left"] += 1
+        counts["left"] += 1
         raise
     except Refused:
-        expected = True
-        rollout.counts["refused"] += 1
+        counts["refused"] += 1
         raise
     except RecursionError as error:
-        expected = True
-        rollout.counts["refused"] += 1
+        counts["refused"] += 1
         raise Refused("invalid_request", "The body of the request is nested too deeply.") from error
     except EngineError as error:
-        expected = True
-        rollout.counts["engine_faults"] += 1
-        log.error("rollout %s: %s", rollout.opening.rollout_id, error)
-        raise Refused("unavailable", "The model is not available for the moment.") from error
-    except (CaptureError, JournalError) as error:
-        log.error("rollout %s: %s", rollout.opening.rollout_id, error)
-        raise Refused("unavailable", "The model is not available for the moment.") from error
-    finally:
-        if not expected:
-            rollout.counts["capture_faults"] += 1
+        counts["engine_faults"] += 1
+        log.error("rollout %s: %s", rollout_id, error)
+        raise unavailable() from error
+    except ClawexpError as error:
+        counts["capture_faults"] += 1
+        log.error("rollout %s: %s", rollout_id, error)
+        raise unavailable() from error
+    except Exception as error:  # a mistake of ours: it is noted here, and the harness is told in its dialect
+        counts["capture_faults"] += 1
+        log.exception("rollout %s: a request could not be served", rollout_id)
+        raise unavailable() from error

@@ -1,5 +1,4 @@
-"""A second door for the proxy: a unix socket, whose streams the reverse-mode server takes as if they came by
-TCP."""
+"""The doors of the proxy: its TCP port, and a unix socket, whose streams it takes as if they came by TCP."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,9 +6,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from mitmproxy.proxy.mode_servers import ServerInstance
+from mitmproxy.proxy.mode_servers import AsyncioServerInstance, ServerInstance
 
 BACKLOG = 1024
+"""Connections that may wait while the process is busy; a further one is tried again by its system, a second later."""
 PEER = ("127.0.0.1", 0)
 
 
@@ -24,6 +24,15 @@ class NamedWriter:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._writer, name)
+
+
+def widen_backlog(instance: ServerInstance[Any]) -> None:
+    """Let more connections wait at a TCP port that listens: mitmproxy leaves it at 100."""
+    for server in cast("AsyncioServerInstance[Any]", instance)._servers:
+        assert isinstance(server, asyncio.Server)
+        for listening in server.sockets:
+            with listening.dup() as same:
+                same.listen(BACKLOG)
 
 
 @asynccontextmanager

@@ -19,6 +19,8 @@ from clawexp.errors import ConfigError
 
 MARK = "\u2062mark\u2062"
 """Stands for an earlier answer where only what follows it is rendered; no harness writes it."""
+TEMPLATE_FAULTS = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""How a template fails over a request that it was not written for: it joins what is no text, divides, looks up."""
 
 
 class TemplateRendering:
@@ -39,9 +41,10 @@ class TemplateRendering:
 
     def render(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         try:
-            return self._tokenizer.encode(self._text(messages, tools))
-        except jinja2.TemplateError as error:
+            text = self._text(messages, tools)
+        except TEMPLATE_FAULTS as error:
             raise Refused("invalid_request", f"the model's chat template cannot say this: {error}") from error
+        return self._tokenizer.encode(text)
 
     def extend(
         self,
@@ -73,7 +76,7 @@ class TemplateRendering:
         try:
             text = self._text((*old, *new_messages), tools)
             other = self._text((*old, Message(role=new_messages[0].role, content=".")), tools)
-        except jinja2.TemplateError:
+        except TEMPLATE_FAULTS:
             return None
         before, mark, rest = text.partition(MARK)
         found = [(rest.index(stop), stop) for stop in self._stops if stop in rest]

@@ -1,13 +1,16 @@
 """Hosts that an experiment allows are really asked, or, where they are deterministic, asked once.
 
-A cached response is found by method, URL and body, and by what the rollout has changed so far: every request that
-may change something (all but GET and HEAD) makes the next ones different.
+A cached response is found by method, URL, body and the headers that choose among answers, and by what the rollout has
+changed so far: every request that may change something (all but GET and HEAD) makes the next ones different.
 """
 
+import asyncio
 import hashlib
 import json
 import secrets
 import zlib
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,53 +19,68 @@ from mitmproxy import http
 from clawexp.capture.open_rollout import OpenRollout
 
 READING = ("GET", "HEAD")
+CHOOSING = ("accept", "accept-encoding", "accept-language", "authorization", "content-type", "cookie", "range")
+"""Headers by which one URL has several answers."""
 OURS = ("proxy-authorization", "proxy-connection")
 """Headers for this proxy, which are nobody else's business."""
 LONGEST_KEPT = 16 * 2**20
-"""Bytes of a response that is kept."""
+"""Bytes of a response that is kept. A longer one is passed on as it comes, since nobody here has to hold it."""
 DERIVED = ("content-length", "transfer-encoding", "connection", "keep-alive")
 """Headers that belong to one transfer of a response."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Where the response to a request is, or will be."""
+
+    file: Path
+    counts: Counter[str]
+    """Of the rollout that asks."""
+
+
 class Upstream:
-    """What goes out, and what came back. Model calls never pass here."""
+    """What goes out, and what came back. Model calls never pass here.
+
+    A flow whose response is to be looked up and kept has a `Kept` in its metadata, as `keep`.
+    """
 
     def __init__(self, cache: Path | None) -> None:
         """`cache`: folder of kept responses; None keeps nothing."""
         self._cache = cache
 
     def ask(self, flow: http.HTTPFlow, rollout: OpenRollout) -> None:
-        """Let the request out, or answer it from the cache."""
+        """Make a request ready to go out, or to be recalled."""
         for name in OURS:
             flow.request.headers.pop(name, None)
         rollout.counts["forwarded"] += 1
-        file = self._file(flow.request, rollout)
+        if self._cache is not None:
+            file = self._cache / _digest(rollout.state, *_parts(flow.request), *_choice(flow.request)).hex()
+            flow.metadata["keep"] = Kept(file=file, counts=rollout.counts)
         if flow.request.method not in READING:
             rollout.state = _digest(rollout.state, *_parts(flow.request))
-        if file is None:
-            return
-        kept = _read(file)
-        rollout.counts["cache_misses" if kept is None else "cache_hits"] += 1
-        if kept is None:
-            flow.metadata["keep"] = file
-        else:
-            flow.response = kept
 
-    def answered(self, flow: http.HTTPFlow) -> None:
+    async def recall(self, flow: http.HTTPFlow) -> None:
+        """Answer a request that was answered before."""
+        kept: Kept = flow.metadata["keep"]
+        flow.response = await asyncio.to_thread(_read, kept.file)
+        kept.counts["cache_misses" if flow.response is None else "cache_hits"] += 1
+        if flow.response is not None:
+            del flow.metadata["keep"]
+
+    async def keep(self, flow: http.HTTPFlow) -> None:
         """Keep a response that came from its host."""
-        file = flow.metadata.pop("keep", None)
+        kept: Kept = flow.metadata.pop("keep")
         response = flow.response
-        if file is None or response is None or response.status_code != 200 or response.raw_content is None:
-            return
-        if len(response.raw_content) <= LONGEST_KEPT:
-            _write(file, response)
-
-    def _file(self, request: http.Request, rollout: OpenRollout) -> Path | None:
-        return self._cache and self._cache / _digest(rollout.state, *_parts(request)).hex()
+        if response is not None and response.status_code == 200 and response.raw_content is not None:
+            await asyncio.to_thread(_write, kept.file, response)
 
 
 def _parts(request: http.Request) -> tuple[bytes, ...]:
     return request.method.encode(), request.url.encode(), request.raw_content or b""
+
+
+def _choice(request: http.Request) -> tuple[bytes, ...]:
+    return tuple(request.headers.get(name, "").encode("utf-8", "surrogateescape") for name in CHOOSING)
 
 
 def _digest(*parts: bytes) -> bytes:

@@ -8,6 +8,7 @@ import dataclasses
 from urllib.parse import urlsplit
 
 from clawexp.capture.dialects.table import DIALECTS
+from clawexp.capture.roots import system_roots
 from clawexp.protocols import Harness
 from clawexp.records import Launch, Link, Sandbox
 from clawexp.spec import Model
@@ -21,8 +22,8 @@ TRUST = (
     *("NODE_EXTRA_CA_CERTS", "SSL_CERT_FILE", "CODEX_CA_CERTIFICATE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
     *("GIT_SSL_CAINFO", "PIP_CERT", "AWS_CA_BUNDLE", "DENO_CERT", "CARGO_HTTP_CAINFO"),
 )
-"""Each is read by another family of programs. All TLS from a sandbox ends at the proxy, so no other authority is
-needed."""
+"""Each is read by another family of programs, most of which then trust nobody else: so the file holds the system's
+authorities too."""
 
 
 def link_to(model: Model, harness: Harness, key: str, sandbox: Sandbox) -> Link:
@@ -50,7 +51,7 @@ def through_proxy(launch: Launch, key: str, certificate: bytes, sandbox: Sandbox
     }
     return Launch(
         command=dataclasses.replace(launch.command, env=env),
-        files={**launch.files, f"~/{CERTIFICATE}": certificate},
+        files={**launch.files, f"~/{CERTIFICATE}": certificate.rstrip() + b"\n" + system_roots().read_bytes()},
     )
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from clawexp.capture.dialects.anthropic_answer import events, whole
 from clawexp.capture.dialects.anthropic_content import read_messages, read_system, read_tools
-from clawexp.capture.dialects.dialect import Asked
+from clawexp.capture.dialects.dialect import Asked, meant_for
 from clawexp.capture.dialects.fields import flag, mapping, read_object, shaping, token_limit
 from clawexp.capture.dialects.headers import bearer, counted_retry
+from clawexp.capture.dialects.models import about_models
 from clawexp.capture.dialects.reply import json_reply, named, refusal, stream_reply
 from clawexp.capture.message import Answer, RefusalKind, Refused, Reply, Request, TooLong
 
@@ -43,6 +44,10 @@ class AnthropicMessages:
         # The same path in OpenAI's dialect: only these clients name the version of their API.
         return asked.method == "GET" and is_models and "anthropic-version" in asked.headers
 
+    def resembles(self, asked: Asked) -> bool:
+        named = "anthropic-version" in asked.headers or "x-api-key" in asked.headers
+        return named or asked.path.startswith(MESSAGES) or meant_for(asked, self.vendor)
+
     def key(self, asked: Asked) -> str:
         return asked.headers.get("x-api-key", "").strip() or bearer(asked.headers)
 
@@ -50,15 +55,12 @@ class AnthropicMessages:
         return counted_retry(asked.headers)
 
     def about(self, asked: Asked, model: str) -> Reply | None:
-        entry = {"type": "model", "id": model, "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
         if asked.method == "POST":
             return None
-        if asked.path == MODELS:
-            return json_reply({"data": [entry], "has_more": False, "first_id": model, "last_id": model})
-        name = asked.path.removeprefix(f"{MODELS}/")
-        if name == model:
-            return json_reply(entry)
-        raise Refused("not_found", f"model: {name}")
+        entry = {"type": "model", "id": model, "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
+        listing = {"data": [entry], "has_more": False, "first_id": model, "last_id": model}
+        name = asked.path[len(MODELS) + 1 :]
+        return about_models(name, model, entry, listing, f"model: {name}")
 
     def counts(self, asked: Asked) -> bool:
         return asked.path == COUNT

@@ -35,6 +35,10 @@ class Dialect(Protocol):
         """Whether this is a model call, or a question about the models, in this dialect."""
         ...
 
+    def resembles(self, asked: Asked) -> bool:
+        """Whether a request that nobody serves comes from a client of this dialect, by its path, host or headers."""
+        ...
+
     def key(self, asked: Asked) -> str:
         """The credential; empty where there is none."""
         ...
@@ -58,6 +62,11 @@ class Dialect(Protocol):
     def refuse(self, refused: Refused, *, stream: bool) -> Reply:
         """The dialect's own form of an error. `stream`: the client has asked for one."""
         ...
+
+
+def meant_for(asked: Asked, vendor: str) -> bool:
+    """Whether a request names the host of a vendor."""
+    return asked.headers.get("host", "") == vendor.removeprefix("https://")
 
 
 @runtime_checkable

@@ -22,6 +22,14 @@ NUMBERS = frozenset(
     )
 )
 """Of what shapes sampling, the fields that are numbers."""
+STRUCTURE = (b",", b"[", b"{")
+"""There is one of these, in a text or between values, for each value of a body but the first."""
+MOST_VALUES = 2**20
+"""Values take a hundred times the memory of their bytes; texts that fill a context have a tenth of these."""
+CROWDED = 2**20
+"""Bytes that may hold so many."""
+READ_TWICE = 2**22
+"""Bytes of a body that is read again where the quick way fails."""
 
 
 def read_object(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
@@ -39,10 +47,15 @@ def read_object(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
 
 
 def _loaded(body: bytes) -> Any:
+    """Raises ValueError, and RecursionError for what is nested too deeply."""
+    if len(body) > CROWDED and sum(map(body.count, STRUCTURE)) > MOST_VALUES:
+        raise ValueError(f"it has more than {MOST_VALUES} values")
     try:
         return orjson.loads(body)
-    except orjson.JSONDecodeError:  # half of a surrogate pair, or a fault that the standard library explains better
-        return json.loads(body, parse_constant=_no_constant)
+    except orjson.JSONDecodeError as error:
+        if "surrogate" not in error.msg or len(body) > READ_TWICE:
+            raise
+        return json.loads(body, parse_constant=_no_constant)  # half of a surrogate pair, which harnesses do send
 
 
 def string(value: Any, place: str) -> str:

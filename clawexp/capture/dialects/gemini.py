@@ -5,14 +5,17 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from clawexp.capture.dialects.dialect import Asked
+from clawexp.capture.dialects.dialect import Asked, meant_for
 from clawexp.capture.dialects.fields import read_object, shaping, token_limit
 from clawexp.capture.dialects.gemini_contents import camel, read_contents, read_tools
 from clawexp.capture.dialects.headers import bearer
+from clawexp.capture.dialects.models import about_models
 from clawexp.capture.dialects.reply import encoded, json_reply, refusal, stream_reply, unnamed
 from clawexp.capture.message import Answer, Finish, RefusalKind, Refused, Reply, Request, TooLong
 
 MODELS = "/v1beta/models"
+VERSIONS = ("/v1beta/", "/v1alpha/", "/upload/v1beta/")
+"""Begin paths that only Google has."""
 CALL = re.compile(r"/v1(?:beta|alpha)?/models/[^:]+:(generateContent|streamGenerateContent|countTokens)")
 METHODS = ("generateContent", "streamGenerateContent", "countTokens")
 SHAPING = {
@@ -53,6 +56,10 @@ class Gemini:
             return CALL.fullmatch(asked.path) is not None
         return asked.method == "GET" and (asked.path == MODELS or asked.path.startswith(f"{MODELS}/"))
 
+    def resembles(self, asked: Asked) -> bool:
+        named = "x-goog-api-key" in asked.headers or "x-goog-api-client" in asked.headers
+        return named or asked.path.startswith(VERSIONS) or meant_for(asked, self.vendor)
+
     def key(self, asked: Asked) -> str:
         return asked.headers.get("x-goog-api-key") or asked.query.get("key") or bearer(asked.headers)
 
@@ -60,15 +67,12 @@ class Gemini:
         return False
 
     def about(self, asked: Asked, model: str) -> Reply | None:
-        entry = {"name": f"models/{model}", "displayName": model, "supportedGenerationMethods": list(METHODS)}
         if asked.method == "POST":
             return None
-        if asked.path == MODELS:
-            return json_reply({"models": [entry]})
-        name = asked.path.removeprefix(f"{MODELS}/")
-        if name == model:
-            return json_reply(entry)
-        raise Refused("not_found", f"models/{name} is not found for API version v1beta.")
+        entry = {"name": f"models/{model}", "displayName": model, "supportedGenerationMethods": list(METHODS)}
+        name = asked.path[len(MODELS) + 1 :]
+        missing = f"models/{name} is not found for API version v1beta."
+        return about_models(name, model, entry, {"models": [entry]}, missing)
 
     def counts(self, asked: Asked) -> bool:
         return asked.path.endswith(":countTokens")

@@ -6,6 +6,7 @@ from typing import Any
 from clawexp.capture.dialects.dialect import Asked
 from clawexp.capture.dialects.fields import flag, mapping, read_object, shaping, token_limit
 from clawexp.capture.dialects.headers import bearer, counted_retry
+from clawexp.capture.dialects.models import about_models
 from clawexp.capture.dialects.openai_error import error_of
 from clawexp.capture.dialects.openai_messages import read_messages, read_tools
 from clawexp.capture.dialects.reply import json_reply, refusal, stream_reply, unnamed
@@ -31,6 +32,9 @@ class OpenAIChat:
             return asked.path == CHAT
         return asked.method == "GET" and (asked.path == MODELS or asked.path.startswith(f"{MODELS}/"))
 
+    def resembles(self, asked: Asked) -> bool:
+        return asked.path.startswith("/v1/chat/")
+
     def key(self, asked: Asked) -> str:
         return bearer(asked.headers)
 
@@ -38,15 +42,12 @@ class OpenAIChat:
         return counted_retry(asked.headers)
 
     def about(self, asked: Asked, model: str) -> Reply | None:
-        entry = {"id": model, "object": "model", "created": 0, "owned_by": "clawexp"}
         if asked.method == "POST":
             return None
-        if asked.path == MODELS:
-            return json_reply({"object": "list", "data": [entry]})
-        name = asked.path.removeprefix(f"{MODELS}/")
-        if name == model:
-            return json_reply(entry)
-        raise Refused("not_found", f"The model {name!r} does not exist.")
+        entry = {"id": model, "object": "model", "created": 0, "owned_by": "clawexp"}
+        listing = {"object": "list", "data": [entry]}
+        name = asked.path[len(MODELS) + 1 :]
+        return about_models(name, model, entry, listing, f"The model {name!r} does not exist.")
 
     def read(self, asked: Asked, body: bytes) -> Request:
         content = read_object(asked.headers, body)

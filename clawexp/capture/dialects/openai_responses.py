@@ -37,6 +37,9 @@ class OpenAIResponses:
     def serves(self, asked: Asked) -> bool:
         return asked.path == RESPONSES or asked.path.startswith(f"{RESPONSES}/")
 
+    def resembles(self, asked: Asked) -> bool:
+        return False  # all paths that are its own are served, and errors are the same as in chat
+
     def key(self, asked: Asked) -> str:
         return bearer(asked.headers)
 
