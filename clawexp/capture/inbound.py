@@ -60,7 +60,10 @@ class Inbound(Http1Server):
 
     def read_body(self, event: events.Event) -> layer.CommandGenerator[None]:
         try:
-            yield from super().read_body(event)
+            for command in super().read_body(event):
+                if isinstance(command, commands.CloseConnection) and not self.request_done and self.conn.connected:
+                    yield commands.SendData(self.conn, error_response(400, "The chunks of the body are malformed."))
+                yield command
         except NotImplementedError:  # mitmproxy's way to say that it reads no trailers
             yield from self._turned_away(400, "A request whose chunks have a trailer is not read.")
         self._time()

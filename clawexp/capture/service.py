@@ -60,6 +60,8 @@ class Understood:
     digest: bytes
     """Of the body."""
     request: Request
+    least: int
+    """Tokens that it takes if all of its texts are empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +144,7 @@ class CaptureService:
             raise too_long(str(incoming.dropped))
         encoding = incoming.asked.headers.get("content-encoding", "")
         large = bool(encoding) or len(incoming.body) > LARGE_BODY
-        args = dialect, incoming.asked, incoming.body, encoding, self._caller.context
+        args = dialect, incoming.asked, incoming.body, encoding
         understood = await asyncio.to_thread(_read, *args) if large else _read(*args)
         # By the main thread alone: the time that a rule may take is limited by a signal.
         request = self._caller.rules.request(understood.request)
@@ -151,9 +153,12 @@ class CaptureService:
     async def _serve(
         self, rollout: OpenRollout, dialect: Dialect, incoming: Incoming, understood: Understood
     ) -> Served:
-        model, request = self._caller.model, understood.request
+        model, context, request = self._caller.model, self._caller.context, understood.request
+        if understood.least > context:  # whoever compares and renders so many messages has time for nobody else
+            rollout.conversation.overflow()
+            raise TooLong(understood.least, context)
         if isinstance(dialect, Counting) and dialect.counts(incoming.asked):
-            count = await _aside(len(incoming.body), rollout.conversation.count, request)
+            count = await _aside(len(understood.body), rollout.conversation.count, request)
             return Served(reply=dialect.count(count))
         if request.stream:
             incoming.may_ping(dialect.ping)
@@ -168,7 +173,7 @@ class CaptureService:
         try:
             conversation = rollout.conversation
             if not await _aside(conversation.added_size(request, exchange), conversation.extend, exchange, request):
-                await _aside(len(incoming.body), conversation.render, exchange, request)
+                await _aside(len(understood.body), conversation.render, exchange, request)
             answer = await self._caller.call(rollout, dialect.name, request, exchange, incoming.until_gone)
         finally:
             if exchange.answer is None:
@@ -186,15 +191,17 @@ def unavailable() -> Refused:
     return Refused("unavailable", "The model is not available for the moment.")
 
 
-def _read(dialect: Dialect, asked: Asked, body: bytes, encoding: str, context: int) -> Understood:
-    """Raises Refused; TooLong where there are more messages than the context has room for."""
+def _read(dialect: Dialect, asked: Asked, body: bytes, encoding: str) -> Understood:
+    """Raises Refused."""
     content = decoded(body, encoding) if encoding else body
     request = dialect.read(asked, content)
     calls = sum(len(message.tool_calls) for message in request.messages) if len(content) > LARGE_BODY else 0
-    least = LEAST_TOKENS * (len(request.messages) + len(request.tools) + calls)
-    if least > context:
-        raise TooLong(least, context)
-    return Understood(body=content, digest=hashlib.sha256(content).digest(), request=request)
+    return Understood(
+        body=content,
+        digest=hashlib.sha256(content).digest(),
+        request=request,
+        least=LEAST_TOKENS * (len(request.messages) + len(request.tools) + calls),
+    )
 
 
 def _refuse_at_sight(asked: Asked, *, served: bool) -> None:
