@@ -1,0 +1,49 @@
+import gzip
+import zlib
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clawexp.capture.decoding import LONGEST_BODY, decoded
+from clawexp.capture.message import Refused
+
+WRITERS = {"gzip": gzip.compress, "deflate": zlib.compress, "zstd": zstandard.compress, "identity": bytes}
+LONG = bytes(LONGEST_BODY)
+each_encoding = pytest.mark.parametrize("encoding", list(WRITERS))
+
+
+@each_encoding
+@given(body=st.binary(max_size=300))
+def test_a_body_is_what_was_encoded(encoding: str, body: bytes) -> None:
+    assert decoded(WRITERS[encoding](body), f" {encoding.upper()} ") == body
+
+
+def test_gzip_may_come_in_several_pieces() -> None:
+    assert decoded(gzip.compress(b"one, ") + gzip.compress(b"") + gzip.compress(b"two"), "gzip") == b"one, two"
+
+
+@each_encoding
+def test_a_body_may_unfold_to_the_limit_and_not_to_a_byte_more(encoding: str) -> None:
+    assert len(decoded(WRITERS[encoding](LONG), encoding)) == LONGEST_BODY
+    with pytest.raises(Refused, match="at most 33554432 are read") as raised:
+        decoded(WRITERS[encoding](LONG + b"\0"), encoding)
+    assert raised.value.kind == "too_large"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd"])
+@given(body=st.binary(min_size=1, max_size=60))
+def test_what_is_not_what_it_says_is_refused(encoding: str, body: bytes) -> None:
+    for sent in (body, WRITERS[encoding](bytes(1000))[:-2]):
+        try:
+            decoded(sent, encoding)
+        except Refused as refused:
+            assert refused.kind == "invalid_request"
+        else:  # it happens to be something
+            assert encoding == "zstd" or sent == body
+
+
+def test_an_encoding_that_unfolds_without_a_limit_is_refused() -> None:
+    with pytest.raises(Refused, match="encoded as 'br'"):
+        decoded(b"", "br")
