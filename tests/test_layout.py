@@ -26,6 +26,7 @@ SHARED_TESTS = {
     "capture/dialects/fields.py": "capture/test_bad_input.py",
     "capture/dialects/gemini_contents.py": "capture/test_gemini.py",
     "capture/dialects/headers.py": "capture/test_proxy.py",
+    "capture/dialects/models.py": "capture/test_proxy.py",
     "capture/dialects/openai_chat.py": "capture/test_proxy.py",
     "capture/dialects/openai_error.py": "capture/test_proxy.py",
     "capture/dialects/openai_items.py": "capture/test_openai_responses.py",

@@ -115,7 +115,7 @@ class CaptureAddon:
             body=flow.request.raw_content or b"",
             dropped=flow.metadata.get("dropped", 0),
             key=flow.metadata["key"],
-            until_gone=self._until_gone(flow.client_conn),
+            until_gone=self.until_gone(flow.client_conn),
             may_ping=partial(setattr, awaited, "ping"),
         )
         try:
@@ -150,8 +150,9 @@ class CaptureAddon:
             self.garbage.connection_closed(idle=not self._waiting)
 
     @contextmanager
-    def _until_gone(self, client: connection.Client) -> Iterator[None]:
-        if not client.state & ConnectionState.CAN_WRITE:  # it left while nothing could be ended
+    def until_gone(self, client: connection.Client) -> Iterator[None]:
+        """Inside it, the task at work is cancelled when the client leaves, or at once if it has left."""
+        if not client.state & ConnectionState.CAN_WRITE:
             raise asyncio.CancelledError
         task = asyncio.current_task()
         assert task is not None

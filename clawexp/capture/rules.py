@@ -35,7 +35,7 @@ class Rules:
             return request
         draft = _Draft.of(request)
         for name, rule in self._requests.items():
-            with _limited(name):
+            with limited(name):
                 draft.apply(NOTED + name, rule)
         return draft.request(request)
 
@@ -43,7 +43,7 @@ class Rules:
         """The answer as the harness is told it. Raises CaptureError where a pattern takes too long."""
         edits = []
         for name, rule in self._answers.items():
-            with _limited(name):
+            with limited(name):
                 after = _answered(rule, message)
             if after != message:
                 edits.append(Edit(rule=NOTED + name, before=_noted(message), after=_noted(after)))
@@ -223,7 +223,7 @@ def _tool_names(places: list[Message | None]) -> Iterator[tuple[int, str]]:
 
 
 @contextmanager
-def _limited(name: str) -> Iterator[None]:
+def limited(name: str) -> Iterator[None]:
     """End what takes too long; Python's regular expressions look at signals while they search.
 
     The timer counts the time of all threads of the process, so it is set again until this one has used up its own.

@@ -1,6 +1,8 @@
 """The doors of the proxy: its TCP port, and a unix socket, whose streams it takes as if they came by TCP."""
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,9 +31,8 @@ class NamedWriter:
 def widen_backlog(instance: ServerInstance[Any]) -> None:
     """Let more connections wait at a TCP port that listens: mitmproxy leaves it at 100."""
     for server in cast("AsyncioServerInstance[Any]", instance)._servers:
-        assert isinstance(server, asyncio.Server)
-        for listening in server.sockets:
-            with listening.dup() as same:
+        for listening in cast("asyncio.Server", server).sockets:
+            with socket.socket(fileno=os.dup(listening.fileno())) as same:
                 same.listen(BACKLOG)
 
 

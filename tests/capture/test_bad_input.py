@@ -1,8 +1,9 @@
 """What no harness should send, in every dialect: it is told so in the dialect's own words, and nothing else happens."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clawexp.capture.dialects.dialect import Asked
-from clawexp.capture.dialects.table import DIALECTS
+from clawexp.capture.dialects.fields import MOST_VALUES
+from clawexp.capture.dialects.table import DIALECTS, dialect_of
 from clawexp.capture.history import History
 from clawexp.capture.message import Refused, Reply
-from clawexp.capture.rendering import Qwen3Rendering
+from clawexp.capture.rendering import Qwen3Rendering, Rendering
 from clawexp.capture.sampling import decide
+from clawexp.capture.template import TemplateRendering
+from clawexp.capture.tokenizer import Tokenizer
 
 SAY = "Read the files."
 CALLED = {"path": "a", "n": [1, 2.5, None]}
@@ -118,11 +122,16 @@ def changed(body: Any, place: tuple[Any, ...], value: Any) -> Any:
     return copied
 
 
+@pytest.fixture(scope="module")
+def renderings(qwen3: Qwen3Rendering, tokenizer: Tokenizer, checkpoint: Path) -> tuple[Rendering, ...]:
+    return qwen3, TemplateRendering(tokenizer, checkpoint)
+
+
 @each_dialect
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_body_that_is_wrong_somewhere_is_read_or_refused(
-    qwen3: Qwen3Rendering, name: str, data: st.DataObject
+    renderings: Sequence[Rendering], name: str, data: st.DataObject
 ) -> None:
     path, body = VALID[name]
     value = data.draw(st.just(places) | JSON)
@@ -136,8 +145,12 @@ def test_a_body_that_is_wrong_somewhere_is_read_or_refused(
         return
     # What is read can be compared, rendered and sampled.
     History().view(request)
-    assert qwen3.render(request.messages, request.tools)
     decide(request, 1.0, 100)
+    for rendering in renderings:
+        try:
+            assert rendering.render(request.messages, request.tools)
+        except Refused as refused:
+            check_told(name, dialect.refuse(refused, stream=False))
 
 
 @each_dialect
@@ -182,6 +195,41 @@ async def test_the_process_says_so_in_the_dialect_and_goes_on(bench: Bench[None]
     assert (await bench.send(path, valid, **credential, content_type="application/json; charset=utf-8"))[0] == 200
     closed = await bench.boundary.close(rollout_id)
     assert closed.counts["capture_faults"] == 0
+
+
+UNKNOWN: dict[str, list[tuple[str, dict[str, str]]]] = {
+    "anthropic_messages": [
+        ("/v1/messages/batches", {}),
+        ("/v1/files", {"anthropic-version": "2023-06-01"}),
+        ("/v1/complete", {"x-api-key": "sk"}),
+        ("/api/settings", {"host": "api.anthropic.com"}),
+    ],
+    "gemini": [
+        ("/v1beta/models/tiny:embedContent", {}),
+        ("/v1beta/cachedContents", {}),
+        ("/v1/files", {"x-goog-api-key": "sk"}),
+        ("/v1internal", {"host": "generativelanguage.googleapis.com"}),
+    ],
+    "openai_chat": [("/v1/embeddings", {}), ("/", {}), ("/v1/chat/completions/1", {}), ("/v1/messagesque", {"x": ""})],
+}
+
+
+@pytest.mark.parametrize("name", list(UNKNOWN))
+def test_what_nobody_serves_is_refused_in_the_words_that_its_client_reads(name: str) -> None:
+    for path, headers in UNKNOWN[name]:
+        dialect, served = dialect_of(asked(path, **headers))
+        assert not served
+        reply = dialect.refuse(Refused("not_found", "?"), stream=False)
+        assert (reply.status, told(name, json.loads(reply.body))) == (404, True), path
+
+
+def test_a_body_is_read_twice_for_half_a_character_alone() -> None:
+    body = b'{"messages": [{"role": "user", "content": "%s"}], "more": [%s 1]}'
+    chat, path = DIALECTS[-1], VALID["openai_chat"][0]
+    assert chat.read(asked(path), body % (b"cut \\ud83d", b"")).messages[0].content == "cut \ud83d"
+    for bad, why in ((b"1 2", "JSON"), (b"\\ud83d", "values")):
+        with pytest.raises(Refused, match=why):
+            chat.read(asked(path), body % (bad, b"," if why == "JSON" else b"1," * MOST_VALUES))
 
 
 def check_told(name: str, reply: Reply) -> None:

@@ -32,16 +32,18 @@ def test_a_body_may_unfold_to_the_limit_and_not_to_a_byte_more(encoding: str) ->
     assert raised.value.kind == "too_large"
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "deflate", "zstd"])
-@given(body=st.binary(min_size=1, max_size=60))
-def test_what_is_not_what_it_says_is_refused(encoding: str, body: bytes) -> None:
-    for sent in (body, WRITERS[encoding](bytes(1000))[:-2]):
-        try:
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@given(noise=st.binary(min_size=1, max_size=60), cut=st.integers(1, 12))
+def test_what_is_not_what_it_says_is_refused(encoding: str, noise: bytes, cut: int) -> None:
+    for sent in (b"\0" + noise, WRITERS[encoding](bytes(1000))[:-cut]):
+        with pytest.raises(Refused, match="is not what its content-encoding says") as raised:
             decoded(sent, encoding)
-        except Refused as refused:
-            assert refused.kind == "invalid_request"
-        else:  # it happens to be something
-            assert encoding == "zstd" or sent == body
+        assert raised.value.kind == "invalid_request"
+
+
+def test_what_is_no_zstd_is_refused() -> None:
+    with pytest.raises(Refused, match="is not what its content-encoding says"):
+        decoded(b"no zstd at all", "zstd")
 
 
 def test_an_encoding_that_unfolds_without_a_limit_is_refused() -> None:

@@ -1,11 +1,13 @@
 import ssl
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from clawexp.capture.roots import system_roots
 from clawexp.capture.way_in import CERTIFICATE, TRUST, through_proxy
-from clawexp.records import Command, Launch, Sandbox
+from clawexp.records import Command, Launch
 
 OURS = b"-----BEGIN CERTIFICATE-----\nours\n-----END CERTIFICATE-----"
 
@@ -20,7 +22,7 @@ def test_the_file_that_the_environment_names_comes_first(tmp_path: Path, monkeyp
 
 
 def test_who_trusts_the_proxy_still_trusts_whom_the_system_trusts() -> None:
-    sandbox = Sandbox(home="/home/a", facts={"proxy_url": "http://127.0.0.1:1"})
+    sandbox: Any = SimpleNamespace(home="/home/a", facts={"proxy_url": "http://127.0.0.1:1"})
     launch = through_proxy(Launch(command=Command(argv=("a",), env={}), files={}), "key", OURS, sandbox)
     bundle = launch.files[f"~/{CERTIFICATE}"]
     assert isinstance(bundle, bytes)

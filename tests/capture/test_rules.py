@@ -1,3 +1,5 @@
+import hashlib
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ from stub_engine import StubEngine, model_of, options_of, serve_stub
 
 from clawexp.capture.boundary import Closed, boundary
 from clawexp.capture.message import Message, Refused, Request, ToolCall, Tools
-from clawexp.capture.rules import Rules
+from clawexp.capture.rules import Rules, limited
 from clawexp.capture.tokenizer import Tokenizer
 from clawexp.errors import CaptureError
 from clawexp.forest import prune
@@ -138,6 +140,28 @@ def test_a_pattern_that_backtracks_without_end_is_stopped() -> None:
     with pytest.raises(CaptureError, match=r"rule mine\.bad took more than"):
         of(bad=replaces("user", "(a+)+$", "")).request(request(Message(role="user", content="a" * 60 + "b")))
     assert time.monotonic() - begin < 60
+
+
+def test_the_time_of_other_threads_is_not_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clawexp.capture.rules.LONGEST_S", 0.2)
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            hashlib.sha256(bytes(2**22))  # beside the interpreter's lock
+
+    others = [threading.Thread(target=work) for _ in range(2)]
+    for each in others:
+        each.start()
+    try:
+        with limited("mine.patient"):
+            begin = time.process_time()
+            while time.process_time() - begin < 1:
+                time.sleep(0.01)
+    finally:
+        ended.set()
+        for each in others:
+            each.join()
 
 
 TEXTS = st.sampled_from(["a hint", "leak 1", "date 2", "", "plain"])

@@ -85,3 +85,19 @@ def test_answers_are_parsed_from_their_text(template: TemplateRendering, tokeniz
         "tool_calls",
         (ToolCall("read", {"path": "a"}),),
     )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content + 1 }}",
+        "{{ 1 / (messages | length - 1) }}",
+        "{{ '%d' | format(messages[0].content) }}",
+    ],
+)
+def test_a_template_that_fails_over_a_request_refuses_it(tokenizer: Tokenizer, tmp_path: Path, source: str) -> None:
+    (tmp_path / "chat_template.jinja").write_text(source)
+    template = TemplateRendering(tokenizer, tmp_path)
+    with pytest.raises(Refused, match="the model's chat template cannot say this"):
+        template.render([USER], ())
+    assert template.extend(np.array([1]), [2], [USER], ()) is None

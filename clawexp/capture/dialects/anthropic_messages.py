@@ -46,7 +46,7 @@ class AnthropicMessages:
 
     def resembles(self, asked: Asked) -> bool:
         named = "anthropic-version" in asked.headers or "x-api-key" in asked.headers
-        return named or asked.path.startswith(MESSAGES) or meant_for(asked, self.vendor)
+        return named or (asked.path + "/").startswith(f"{MESSAGES}/") or meant_for(asked, self.vendor)
 
     def key(self, asked: Asked) -> str:
         return asked.headers.get("x-api-key", "").strip() or bearer(asked.headers)
