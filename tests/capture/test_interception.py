@@ -18,6 +18,8 @@ from mitmproxy.certs import CertStore
 from stub_engine import StubEngine, model_of, options_of, serve_stub
 
 from clawexp.capture.boundary import Boundary, boundary
+from clawexp.capture.decoding import LONGEST_BODY
+from clawexp.capture.passage import MOST_BLOCKED, OTHERS
 from clawexp.capture.tokenizer import Tokenizer
 from clawexp.records import Call
 from clawexp.runtime.reaper import scratch_root
@@ -26,6 +28,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 READ = {"name": "read", "description": "Read.", "parameters": SCHEMA, "strict": True}
 TOOLS: Any = [{"type": "function", "function": READ}]
+
+PIECE = bytes(2**20)
+WHEEL = 200 * len(PIECE)
 
 
 class Library:
@@ -38,8 +43,21 @@ class Library:
     async def answer(self, request: web.Request) -> web.Response:
         self.asked.append((request.method, request.path, await request.read()))
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        if request.path == "/wheel":
+            return await self._endless(request)
         status = 404 if request.path == "/nothing" else 200
         return web.Response(text=f"answer {len(self.asked)}", status=status, headers={"x-source": "library"})
+
+    async def _endless(self, request: web.Request) -> web.StreamResponse:
+        """More than the proxy may hold; it says how much or not."""
+        response = web.StreamResponse()
+        if "sized" in request.query:
+            response.content_length = WHEEL
+        await response.prepare(request)
+        for _ in range(WHEEL // len(PIECE)):
+            await response.write(PIECE)
+        await response.write_eof()
+        return response
 
     @asynccontextmanager
     async def serve(self, context: ssl.SSLContext | None) -> AsyncIterator[int]:
@@ -193,12 +211,57 @@ async def test_hosts_that_are_not_listed_are_refused_and_reported(site: Site) ->
     }
 
 
+async def test_hosts_that_a_harness_makes_up_are_named_up_to_a_number(site: Site) -> None:
+    rollout_id, key = await site.open()
+    async with site.http(rollout_id, key) as http:
+        for number in range(MOST_BLOCKED + 5):
+            assert (await http.get(f"http://{number}.example.org/")).status_code == 403
+    blocked = (await site.counts(rollout_id))["blocked"]
+    assert len(blocked) == MOST_BLOCKED + 1
+    assert blocked[OTHERS] == 5
+
+
+@pytest.mark.parametrize("query", ["", "?sized"])
+async def test_a_long_answer_of_a_listed_host_is_passed_on_and_not_held(site: Site, query: str) -> None:
+    rollout_id, key = await site.open()
+    before = max(each["peak_mb"] for each in await site.live.stats())
+    async with site.http(rollout_id, key) as http:
+        for _ in range(2):
+            async with http.stream("GET", f"http://localhost:{site.plain_port}/wheel{query}") as answer:
+                assert sum([len(piece) async for piece in answer.aiter_bytes()]) == WHEEL
+    assert max(each["peak_mb"] for each in await site.live.stats()) - before < 80
+    counts = await site.counts(rollout_id)
+    assert (counts["cache_hits"], counts["cache_misses"]) == (0, 2)
+
+
+async def test_a_body_that_is_too_long_reaches_no_host(site: Site) -> None:
+    rollout_id, key = await site.open()
+    asked = len(site.plain.asked)
+    async with site.http(rollout_id, key) as http:
+        answer = await http.post(f"http://localhost:{site.plain_port}/write", content=bytes(LONGEST_BODY + 1))
+    assert (answer.status_code, len(site.plain.asked)) == (413, asked)
+    await site.live.close(rollout_id)
+
+
+async def test_an_answer_is_kept_for_those_who_ask_for_its_kind(site: Site) -> None:
+    rollout_id, key = await site.open()
+    url = f"http://localhost:{site.plain_port}/kinds"
+    async with site.http(rollout_id, key) as http:
+        told = [
+            (await http.get(url, headers=headers)).text
+            for headers in ({"accept": "text/html"}, {"accept": "text/plain"}, {"accept-encoding": "identity"}) * 2
+        ]
+    assert told[:3] == told[3:]
+    assert len(set(told)) == 3
+    await site.live.close(rollout_id)
+
+
 async def test_an_unknown_path_of_the_vendors_host_is_answered_here(site: Site) -> None:
     rollout_id, key = await site.open()
     async with site.http(rollout_id, key) as http:
         answer = await http.get("https://api.anthropic.com/api/claude_code/settings")
     assert answer.status_code == 404
-    assert answer.json()["error"]
+    assert set(answer.json()["error"]) == {"type", "message"}
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
