@@ -1,4 +1,7 @@
 import hashlib
+import os
+import shlex
+import subprocess
 import threading
 import time
 from collections.abc import Sequence
@@ -8,8 +11,10 @@ from typing import Any
 import openai
 import pytest
 from bench import CALL, SCHEMA, assert_exact_chain
+from hydra.utils import instantiate
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from stub_engine import StubEngine, model_of, options_of, serve_stub
 
 from clawexp.capture.boundary import Closed, boundary
@@ -140,6 +145,38 @@ def test_a_pattern_that_backtracks_without_end_is_stopped() -> None:
     with pytest.raises(CaptureError, match=r"rule mine\.bad took more than"):
         of(bad=replaces("user", "(a+)+$", "")).request(request(Message(role="user", content="a" * 60 + "b")))
     assert time.monotonic() - begin < 60
+
+
+HISTORIES = (
+    *("log", "log --oneline", "log --oneline --graph --all", "log -p -1", "show HEAD", "reflog", "reflog -1"),
+    *("blame notes.txt", "show --stat HEAD~1", "log --stat"),
+)
+PLAIN = (
+    *("git status", "git diff HEAD~1", "ls -la", "cat notes.txt", "sha256sum notes.txt notes.txt", "od -x notes.txt"),
+    *("md5sum notes.txt notes.txt", "cksum notes.txt", "wc notes.txt", "git branch -a"),
+)
+
+
+def test_the_usual_listings_of_a_repositorys_history_are_blocked_and_nothing_else(tmp_path: Path) -> None:
+    file = Path(__file__).parents[2] / "conf/capture/rules/git_history.yaml"
+    rules = Rules({name: instantiate(rule) for name, rule in OmegaConf.load(file).items()})
+    who = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+
+    def told(command: str) -> str:
+        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "GIT_PAGER": "cat", **who}
+        done = subprocess.run(shlex.split(command), cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+        output = done.stdout
+        return rules.request(request(TASK, Message(role="tool", content=output))).messages[1].content.strip()
+
+    told("git init -q .")
+    for number in range(6):
+        with (tmp_path / "notes.txt").open("a") as notes:
+            notes.write(f"line {number}\n" * 3)
+        told("git add notes.txt")
+        told(f"git commit -qm 'turn {number}'")
+    blocked = "The history of this repository is not available."
+    assert {command: told(f"git {command}") for command in HISTORIES} == dict.fromkeys(HISTORIES, blocked)
+    assert [command for command in PLAIN if told(command) == blocked] == []
 
 
 def test_the_time_of_other_threads_is_not_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
