@@ -1,8 +1,10 @@
 """One capture process between an official client and a scripted engine, as the tests of all dialects use it."""
 
+import asyncio
 import io
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Generic, TypeVar
@@ -71,3 +73,32 @@ def assert_exact_chain(calls: Sequence[Call]) -> None:
         before = earlier.prompt_ids + earlier.sampled_ids
         assert later.prompt_ids[: len(before)] == before
         assert (later.parent, later.shared) == (earlier.call_id, len(before))
+
+
+@asynccontextmanager
+async def undisturbed(bench: Bench[Any]) -> AsyncIterator[None]:
+    """Another rollout asks all the time: each time it is answered, at once, and nothing of it is marked."""
+    rollout_id = f"neighbour-{secrets.token_hex(4)}"
+    key = await bench.boundary.open(rollout_id, seed=1)
+    ended, waits = asyncio.Event(), []
+
+    async def ask() -> None:
+        async with aiohttp.ClientSession(headers={"authorization": f"Bearer {key}"}) as session:
+            while not ended.is_set():
+                begin = asyncio.get_running_loop().time()
+                async with session.get(f"{bench.url}/v1/models") as got:
+                    assert got.status == 200
+                    await got.read()
+                waits.append(asyncio.get_running_loop().time() - begin)
+                await asyncio.sleep(0.01)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ask())
+        try:
+            yield
+        finally:
+            ended.set()
+    assert waits
+    assert max(waits) < 5
+    counts = (await bench.boundary.close(rollout_id)).counts
+    assert (counts["refused"], counts["left"], counts["capture_faults"]) == (0, 0, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import Bench
+from bench import Bench, undisturbed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -185,14 +185,15 @@ async def test_the_process_says_so_in_the_dialect_and_goes_on(bench: Bench[None]
     valid = json.dumps(body).encode()
     nested = changed(body, ("tools", 0), {**body["tools"][0], "deep": json.loads(b"[" * 450 + b"]" * 450)})
     bad = [b"", b"{", b"[]", b"null", b"[" * 100_000, NAN, DEEP, b"\xff\xfe\xfa", valid.replace(b"files", b"fil\xffs")]
-    for sent in bad:
-        status, answer = await bench.send(path, sent, **credential)
-        assert (status, told(name, answer)) == (400, True), sent[:60]
-    assert (await bench.send(path, valid, **credential, content_type=TEXT))[0] == 400
-    status, answer = await bench.send(path, b" " * (50 * 2**20) + valid, **credential)
-    assert (status, told(name, answer)) == (413, True)
-    assert (await bench.send(path, json.dumps(nested).encode(), **credential))[0] in (200, 400)
-    assert (await bench.send(path, valid, **credential, content_type="application/json; charset=utf-8"))[0] == 200
+    async with undisturbed(bench):
+        for sent in bad:
+            status, answer = await bench.send(path, sent, **credential)
+            assert (status, told(name, answer)) == (400, True), sent[:60]
+        assert (await bench.send(path, valid, **credential, content_type=TEXT))[0] == 400
+        status, answer = await bench.send(path, b" " * (50 * 2**20) + valid, **credential)
+        assert (status, told(name, answer)) == (413, True)
+        assert (await bench.send(path, json.dumps(nested).encode(), **credential))[0] in (200, 400)
+        assert (await bench.send(path, valid, **credential, content_type="application/json; charset=utf-8"))[0] == 200
     closed = await bench.boundary.close(rollout_id)
     assert closed.counts["capture_faults"] == 0
 

@@ -40,7 +40,7 @@ class Library:
         self.asked: list[tuple[str, str, bytes]] = []
         self.headers: list[dict[str, str]] = []
 
-    async def answer(self, request: web.Request) -> web.Response:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append((request.method, request.path, await request.read()))
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         if request.path == "/wheel":

@@ -159,7 +159,7 @@ PLAIN = (
 
 def test_the_usual_listings_of_a_repositorys_history_are_blocked_and_nothing_else(tmp_path: Path) -> None:
     file = Path(__file__).parents[2] / "conf/capture/rules/git_history.yaml"
-    rules = Rules({name: instantiate(rule) for name, rule in OmegaConf.load(file).items()})
+    rules = Rules({str(name): instantiate(rule) for name, rule in OmegaConf.load(file).items()})
     who = {f"GIT_{who}_{what}": "a@b" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 
     def told(command: str) -> str:
