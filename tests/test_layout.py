@@ -36,6 +36,7 @@ SHARED_TESTS = {
     "capture/dialects/table.py": "capture/test_proxy.py",
     "capture/dialects/tools.py": "capture/test_openai_responses.py",
     "capture/dialects/turns.py": "capture/test_openai_responses.py",
+    "capture/awaited.py": "capture/test_anthropic_messages.py",
     "capture/keep_alive.py": "capture/test_anthropic_messages.py",
     "capture/open_rollout.py": "capture/test_proxy.py",
     "capture/service.py": "capture/test_proxy.py",

@@ -11,13 +11,14 @@ from mitmproxy.connection import ConnectionState
 from mitmproxy.proxy.layer import NextLayer
 from mitmproxy.proxy.layers.http import HttpLayer
 
+from clawexp.capture.awaited import RESET_S, Awaited
 from clawexp.capture.decoding import too_long
 from clawexp.capture.dialects.dialect import Asked
 from clawexp.capture.dialects.table import DIALECTS
 from clawexp.capture.exchange import Exchange
 from clawexp.capture.garbage import Garbage
 from clawexp.capture.inbound import Inbound
-from clawexp.capture.keep_alive import RESET_S, AnsweredHttp, Awaited
+from clawexp.capture.keep_alive import AnsweredHttp
 from clawexp.capture.passage import Blocked, Passage, Passages, password
 from clawexp.capture.service import CaptureService, Incoming, unavailable
 from clawexp.capture.upstream import Upstream

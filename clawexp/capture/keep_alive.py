@@ -5,11 +5,9 @@ itself, and to send the stream's head and pings until it is there. It is also ta
 nobody takes his time, to send in one piece what it sends at once, and to hold no body that is not wanted.
 """
 
-import asyncio
 from collections.abc import Iterator
-from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mitmproxy import ctx, http
 from mitmproxy.net.http.http1 import expected_http_body_size
@@ -17,79 +15,15 @@ from mitmproxy.proxy import commands, events, layer
 from mitmproxy.proxy.layers.http import HttpLayer, HttpStream, SendHttp
 from mitmproxy.proxy.layers.http._events import ResponseData, ResponseHeaders
 
+from clawexp.capture.awaited import AnswerHook, AwaitAnswerHook, Awaited, AwaitResetHook
 from clawexp.capture.decoding import LONGEST_BODY
 from clawexp.capture.dialects.reply import STREAM
 from clawexp.capture.inbound import has_left
 from clawexp.capture.listeners import Listeners
-from clawexp.capture.message import Reply
 from clawexp.capture.upstream import LONGEST_KEPT
 
-PING_S = 5.0
-"""Clients and what lies between give up on a silent connection after some ten seconds at the earliest."""
-RESET_S = 0.05
-"""After this long a client that has left has answered what was sent to it."""
 UNASKED = 64 * 2**10
 """Bytes of a body that are held before it is known who sends it."""
-
-
-@dataclass(eq=False)
-class Awaited:
-    """An answer that is being made."""
-
-    reply: Reply
-    """What is sent if nothing better comes."""
-    ping: bytes = b""
-    """What may be sent meanwhile; nothing while it is not known that the client waits for a stream."""
-    half_closed: bool = False
-    """The client will send nothing more, and may have left."""
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once it is done, and once when the client has closed its side."""
-    done: bool = False
-
-    def finish(self) -> None:
-        self.done = True
-        self.news.set()
-
-    def half_close(self) -> None:
-        self.half_closed = True
-        self.news.set()
-
-    async def wait(self) -> None:
-        """Until it is done, or until the client should hear something."""
-        while not self.done:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(PING_S):
-                    await self.news.wait()
-            if not self.done:
-                self.news.clear()
-            if self.ping or self.half_closed:
-                return
-
-    def rest(self) -> bytes:
-        """The answer as the rest of a stream that has begun; a refusal comes too late for its status."""
-        return self.reply.body if self.reply.status == 200 else self.reply.late
-
-
-@dataclass
-class AnswerHook(commands.StartHook):
-    """Make the answer to a flow. The stream goes on meanwhile."""
-
-    flow: http.HTTPFlow
-    blocking = False
-
-
-@dataclass
-class AwaitAnswerHook(commands.StartHook):
-    """Let time pass until the answer is there or the client should hear something."""
-
-    flow: http.HTTPFlow
-
-
-@dataclass
-class AwaitResetHook(commands.StartHook):
-    """Let time pass until a client that has left would have said so."""
-
-    flow: http.HTTPFlow
 
 
 @dataclass
@@ -148,7 +82,7 @@ class AnsweredStream(HttpStream):
         metadata = self.flow.metadata
         if self._may_hold is None:
             yield LargeBodyHook(self.flow)
-            self._may_hold = LONGEST_BODY if metadata.pop("may_send") else 0
+            self._may_hold = LONGEST_BODY if metadata.pop("may_send", False) else 0
         if len(self.request_body_buf) > self._may_hold:
             metadata["dropped"] = metadata.get("dropped", 0) + len(self.request_body_buf)
             self.request_body_buf.clear()

@@ -10,7 +10,7 @@ import anthropic
 import pytest
 from bench import CALL, SCHEMA, Bench, assert_exact_chain
 
-from clawexp.capture.keep_alive import PING_S
+from clawexp.capture.awaited import PING_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

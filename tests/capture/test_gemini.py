@@ -12,7 +12,7 @@ from bench import CALL, CONTEXT, SCHEMA, Bench, assert_exact_chain
 from google import genai
 from google.genai import errors, types
 
-from clawexp.capture.keep_alive import PING_S
+from clawexp.capture.awaited import PING_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

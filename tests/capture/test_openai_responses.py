@@ -11,7 +11,7 @@ import pytest
 from bench import CALL, CONTEXT, SCHEMA, Bench, assert_exact_chain
 from openai.types.responses import Response
 
-from clawexp.capture.keep_alive import PING_S
+from clawexp.capture.awaited import PING_S
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -10,8 +10,8 @@ import openai
 import pytest
 from bench import CALL, SCHEMA, Bench, assert_exact_chain
 
+from clawexp.capture.awaited import PING_S
 from clawexp.capture.journal import AppendLog
-from clawexp.capture.keep_alive import PING_S
 from clawexp.errors import CaptureError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
