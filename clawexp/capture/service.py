@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from clawexp.capture.caller import Caller, final_answer
 from clawexp.capture.conversation import Conversation
 from clawexp.capture.decoding import decoded, too_long
-from clawexp.capture.dialects.dialect import Asked, Counting, Dialect
-from clawexp.capture.dialects.table import dialect_of
+from clawexp.capture.dialects.dialect import Asked, Dialect
+from clawexp.capture.dialects.table import COUNTING, dialect_of
 from clawexp.capture.exchange import Exchange
 from clawexp.capture.journal import CallJournal
 from clawexp.capture.message import Refused, Reply, Request, TooLong
@@ -157,9 +157,10 @@ class CaptureService:
         if understood.least > context:  # whoever compares and renders so many messages has time for nobody else
             rollout.conversation.overflow()
             raise TooLong(understood.least, context)
-        if isinstance(dialect, Counting) and dialect.counts(incoming.asked):
+        counting = next((each for each in COUNTING if each is dialect and each.counts(incoming.asked)), None)
+        if counting is not None:
             count = await _aside(len(understood.body), rollout.conversation.count, request)
-            return Served(reply=dialect.count(count))
+            return Served(reply=counting.count(count))
         if request.stream:
             incoming.may_ping(dialect.ping)
         again = rollout.conversation.repeated(understood.digest, dialect.retried(incoming.asked))

@@ -16,7 +16,9 @@ def here(slurm: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 @pytest.mark.slurm
 def test_a_job_is_known_while_it_waits_and_after_its_end(here: Cluster) -> None:
-    held = here.run("sbatch", "--parsable", "--hold", "--output=/dev/null", "--comment=clawexp:/a b|c", "--wrap=true").strip()
+    held = here.run(
+        "sbatch", "--parsable", "--hold", "--output=/dev/null", "--comment=clawexp:/a b|c", "--wrap=true"
+    ).strip()
     known = queued()
     assert (known[held].state, known[held].reason) == ("PENDING", "JobHeldUser")
     assert str(known[held].folder) == "/a b|c"

@@ -1,7 +1,7 @@
 """All dialects that the boundary speaks, and whose a request is."""
 
 from clawexp.capture.dialects.anthropic_messages import AnthropicMessages
-from clawexp.capture.dialects.dialect import Asked, Dialect
+from clawexp.capture.dialects.dialect import Asked, Counting, Dialect
 from clawexp.capture.dialects.gemini import Gemini
 from clawexp.capture.dialects.openai_chat import OpenAIChat
 from clawexp.capture.dialects.openai_responses import OpenAIResponses
@@ -9,6 +9,8 @@ from clawexp.capture.dialects.openai_responses import OpenAIResponses
 DIALECTS: tuple[Dialect, ...] = (AnthropicMessages(), Gemini(), OpenAIResponses(), OpenAIChat())
 """The first that serves a request answers it: some paths belong to several, and Anthropic's clients say who they
 are."""
+COUNTING: tuple[Counting, ...] = tuple(each for each in DIALECTS if isinstance(each, Counting))
+"""Of them, looked up once: a check against a protocol takes as long as reading a short request."""
 
 
 def dialect_of(asked: Asked) -> tuple[Dialect, bool]:
