@@ -263,6 +263,7 @@ class Harness:
         return Incoming(
             asked=Asked(method="POST", path="/v1/chat/completions", query={}, headers=headers),
             body=body,
+            dropped=0,
             key=None,
             until_gone=_leaving(patience),
             may_ping=lambda ping: None,

@@ -169,7 +169,12 @@ async def play(tokenizer: Tokenizer, dialect: Dialect, calls: int, folder: Path)
             body = json.dumps(dialect.body(history, stream=False)).encode()
             stages.seconds = {}
             incoming = Incoming(
-                asked=asked, body=body, key=None, until_gone=contextlib.nullcontext(), may_ping=lambda _: None
+                asked=asked,
+                body=body,
+                dropped=0,
+                key=None,
+                until_gone=contextlib.nullcontext(),
+                may_ping=lambda _: None,
             )
             reply = (await service.serve(incoming)).reply
             assert reply.status == 200, reply.body
