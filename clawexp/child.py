@@ -104,7 +104,7 @@ async def child(options: ChildOptions, settings: Mapping[str, Any]) -> AsyncIter
     process = await _started(options)
     try:
         server = Child(options=options, ready=await _ready(process, options, settings), process=process)
-        async with server.outliving():
+        async with server.outliving(), server.cause_of_death():
             yield server
     finally:
         await _end(process)

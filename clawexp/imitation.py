@@ -2,42 +2,28 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import Any
 
 from tensordict import TensorDict
 
 from clawexp.demonstrations import Demonstrations, read_demonstrations
 from clawexp.environment import describe_environment
-from clawexp.learner import Learner
-from clawexp.logger.sink import Sink
-from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.protocols import Imitating
-from clawexp.ranked_learner import RankedLearner, open_learner
 from clawexp.records import Rollout
 from clawexp.run_folder import RunFolder
 from clawexp.spec import Experiment
 from clawexp.step_batch import packed, worth_of
 from clawexp.stopping import run_until_stopped
+from clawexp.training import WEIGHTS, Training, open_training
 from clawexp.tree import grow
-
-WEIGHTS = "weights"
-"""The folder of the run that a next one may name as its `model.path`."""
 
 
 class _Imitation:
     """One run while it is alive."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        folder: RunFolder,
-        learner: Learner | RankedLearner,
-        shown: Demonstrations,
-        sinks: Sequence[Sink],
-    ) -> None:
-        self._experiment, self._folder, self._learner = experiment, folder, learner
-        self._shown, self._sinks = shown, sinks
+    def __init__(self, training: Training, shown: Demonstrations) -> None:
+        self._training, self._shown = training, shown
+        self._experiment, self._folder, self._learner = training.experiment, training.folder, training.learner
 
     async def run(self) -> dict[str, float]:
         """From where the learner stands to the last step; the last metrics. Heeds a cancellation between steps."""
@@ -51,19 +37,13 @@ class _Imitation:
             last = {**before, **found, "imitation/loss": found["learner/loss"]}
             self._log(step, last)
         end = self._score(self._experiment.steps)
-        for sink in self._sinks:
+        for sink in self._training.sinks:
             if end:
                 sink.log(self._experiment.steps - 1, end)
             sink.summary({**last, **end})
         self._learner.export(self._folder.path / WEIGHTS)
         self._folder.finish()
         return {**last, **end}
-
-    def checkpoint(self) -> None:
-        """Keep the learner as it stands, unless that is done."""
-        if self._learner.step not in self._folder.checkpoint_steps():
-            self._learner.save(self._folder.checkpoint(self._learner.step))
-            self._folder.prune_checkpoints(self._experiment.keep_checkpoints)
 
     def _score(self, step: int) -> dict[str, float]:
         """The loss of what is held out: before the first step, every `eval.every` steps, after the last."""
@@ -77,41 +57,21 @@ class _Imitation:
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._folder.record(step, [], {}, metrics)
-        for sink in self._sinks:
+        for sink in self._training.sinks:
             sink.log(step, metrics)
-        done = step + 1
-        if done % self._experiment.checkpoint_every == 0 or done == self._experiment.steps:
-            self.checkpoint()
+        self._training.checkpoint_if_due(step + 1)
 
 
 async def imitate(experiment: Experiment, folder: RunFolder, config: Mapping[str, Any]) -> dict[str, float]:
     """Run the experiment from where `folder` stands to its last step; the last metrics. Raises ConfigError."""
     assert isinstance(experiment.algo, Imitating)
     shown = read_demonstrations(experiment, experiment.algo)
-    async with AsyncExitStack() as stack:
-        stack.enter_context(folder.held())
-        start = folder.begin(config)
-        base = checkpoint_folder(experiment.model.path)
-        learner = await stack.enter_async_context(
-            open_learner(experiment.learner, base, experiment.algo, experiment.capture.temperature, folder.path)
-        )
-        if start:
-            learner.resume(folder.checkpoint(start))
-        else:
-            learner.save(folder.checkpoint(0))
+    async with open_training(experiment, folder, config) as training:
         folder.note_environment({**describe_environment(experiment), "rendering": shown.rendering})
-        sinks = [
-            await stack.enter_async_context(each.open(folder.path, config, start > 0))
-            for each in experiment.logger.values()
-        ]
-        if start:
-            for sink in sinks:
-                sink.rewind(start)
-        imitation = _Imitation(experiment, folder, learner, shown, sinks)
         try:
-            return await imitation.run()
+            return await _Imitation(training, shown).run()
         except asyncio.CancelledError:  # perhaps many steps after the newest checkpoint
-            imitation.checkpoint()
+            training.checkpoint(training.learner.step)
             raise
 
 

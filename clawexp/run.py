@@ -18,19 +18,16 @@ from clawexp.capture.rendering import open_rendering
 from clawexp.capture.tokenizer import Tokenizer
 from clawexp.environment import describe_environment
 from clawexp.errors import ClawexpError, EngineError
-from clawexp.learner import Learner
-from clawexp.logger.sink import Sink
 from clawexp.metrics import blocked_hosts, measure, measure_evaluation
-from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.parity import agreement, require, require_rendering
 from clawexp.protocols import EngineHandle, Openable, Runtime, TaskAware
-from clawexp.ranked_learner import RankedLearner, open_learner
 from clawexp.records import Rollout
 from clawexp.rollout import Site, gather
 from clawexp.run_folder import RunFolder
 from clawexp.runtime.reaper import scratch_folder, scratch_root, sweep
 from clawexp.spec import Experiment
 from clawexp.step_batch import groups_with_spread, packed, worth_of
+from clawexp.training import WEIGHTS, Training, open_training
 from clawexp.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -38,34 +35,22 @@ log = logging.getLogger(__name__)
 PROBE_TOLERANCE = 5e-3
 """Largest |delta logp| between engine and learner on the probe: float32 gives about 1e-5, bfloat16 about 1e-3."""
 PROBE_IDS = 64
-WEIGHTS = "weights"
-"""The folder of the run that the engine takes weights from."""
 
 
 class Run:
     """The rooms of one experiment, alive. Made by `open_run` alone."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        folder: RunFolder,
-        learner: Learner | RankedLearner,
-        engine: EngineHandle,
-        site: Site,
-        sinks: list[Sink],
-    ) -> None:
-        self.experiment = experiment
-        self.folder = folder
-        self.learner = learner
-        self.start = learner.step
+    def __init__(self, training: Training, engine: EngineHandle, site: Site) -> None:
+        self.experiment, self.folder, self.learner = training.experiment, training.folder, training.learner
+        self.start = training.start
+        self._training = training
         self._engine = engine
         self._site = site
-        self._sinks = sinks
         self._worth: dict[str, float] = {}
         self._times: dict[str, float] = {}
-        self._last = folder.last_metrics()
+        self._last = training.folder.last_metrics()
         self._clock = time.monotonic()
-        self._logged = learner.step
+        self._logged = training.start
         self._blocked: set[str] = set()
         self._checked = False
 
@@ -142,22 +127,16 @@ class Run:
         values["time/step_s"] = time.monotonic() - self._clock
         values["rollout/per_s"] = len(rollouts) / values["time/gather_s"]
         self.folder.record(step, rollouts, self._worth, values)
-        for sink in self._sinks:
+        for sink in self._training.sinks:
             sink.log(step, values)
             sink.rollouts(step, rollouts)
         self._last = values
         self._logged = step + 1
-        if self._logged % self.experiment.checkpoint_every == 0 or self._logged == self.experiment.steps:
-            self.checkpoint()
+        self._training.checkpoint_if_due(self._logged)
 
     def checkpoint(self) -> None:
-        """Keep the learner as it stands after the last logged step.
-
-        Where it is a step further already, nothing is kept: that step will be done again.
-        """
-        if self.learner.step == self._logged and self._logged not in self.folder.checkpoint_steps():
-            self.learner.save(self.folder.checkpoint(self._logged))
-            self.folder.prune_checkpoints(self.experiment.keep_checkpoints)
+        """Keep the learner as it stands after the last logged step."""
+        self._training.checkpoint(self._logged)
 
     async def evaluate(self, step: int) -> None:
         """Score held-out tasks, when it is time: before the first step, every `eval.every` steps, after the last."""
@@ -170,13 +149,13 @@ class Run:
         rollouts = await gather(attempts, self._site)
         self.folder.record_evaluation(step, rollouts)
         values = measure_evaluation(rollouts)
-        for sink in self._sinks:
+        for sink in self._training.sinks:
             sink.log(step if not last else step - 1, values)
         self._last = {**self._last, **values}
 
     def finish(self) -> dict[str, float]:
         self.folder.finish()
-        for sink in self._sinks:
+        for sink in self._training.sinks:
             sink.summary(self._last)
         return self._last
 
@@ -193,33 +172,17 @@ async def open_run(experiment: Experiment, folder: RunFolder, config: Mapping[st
     Raises ConfigError where another process runs the experiment of this folder.
     """
     async with AsyncExitStack() as stack:
-        stack.enter_context(folder.held())
+        training = await stack.enter_async_context(open_training(experiment, folder, config))
         swept = sweep(scratch_root())
         if swept:
             log.info("removed %d folders that killed runs had left", swept)
-        start = folder.begin(config)
-        base = checkpoint_folder(experiment.model.path)
-        learner = await stack.enter_async_context(
-            open_learner(experiment.learner, base, experiment.algo, experiment.capture.temperature, folder.path)
-        )
-        if start:
-            learner.resume(folder.checkpoint(start))
-        else:
-            learner.save(folder.checkpoint(0))
-        sinks = [
-            await stack.enter_async_context(each.open(folder.path, config, start > 0))
-            for each in experiment.logger.values()
-        ]
-        if start:
-            for sink in sinks:
-                sink.rewind(start)
         engine = await stack.enter_async_context(
             experiment.model.engine.serve(experiment.model, experiment.seed, folder.path)
         )
         site = await stack.enter_async_context(open_site(experiment, folder.path, engine))
         folder.note_environment({**describe_environment(experiment), "rendering": site.boundary.rendering})
-        run = Run(experiment, folder, learner, engine, site, sinks)
-        await run.load(version=start)
+        run = Run(training, engine, site)
+        await run.load(version=training.start)
         try:
             yield run
         except (asyncio.CancelledError, ClawexpError):  # perhaps many steps after the newest checkpoint

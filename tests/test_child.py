@@ -77,8 +77,7 @@ async def test_one_that_is_never_ready_is_ended(tmp_path: Path) -> None:
 async def killed(tmp_path: Path, work: Coroutine[Any, Any, None]) -> None:
     async with asyncio.timeout(30), child(options(tmp_path), {"what": "serve", "word": ""}) as server:
         os.kill(server.ready["pid"], signal.SIGKILL)
-        async with server.cause_of_death():
-            await work
+        await work
 
 
 async def waiting() -> None:

@@ -75,6 +75,7 @@ SHARED_TESTS = {
     "commands/recorded.py": "capture/test_recorded.py",
     "commands/replay.py": "test_experiment.py",
     "evaluation.py": "test_experiment.py",
+    "training.py": "test_imitation.py",
     "replay.py": "test_experiment.py",
 }
 UNTESTED = {

@@ -103,8 +103,7 @@ class Boundary:
         return key
 
     async def close(self, rollout_id: str) -> Closed:
-        """Stop serving a rollout, wait for its calls in flight, read them back. Raises CaptureError,
-        JournalError."""
+        """Stop serving a rollout, wait for its calls in flight, read them back. Raises CaptureError, JournalError."""
         counts = await self._worker(rollout_id).ask("POST", "/close", {"rollout_id": rollout_id})
         read = await asyncio.to_thread(read_calls, self.journal(rollout_id))  # a long one takes a while
         calls = sorted(read, key=lambda call: call.position)

@@ -33,6 +33,7 @@ class Conversation:
         view = self._history.view(request)
         base = self._longest(view)
         again = next((earlier for earlier in view.end.asked if earlier.asks(view)), None)
+        alike = again or base
         exchange = Exchange(
             position=position,
             end=view.end,
@@ -43,10 +44,10 @@ class Conversation:
             body=body,
             base=base,
             cause="continue" if again is None else "retry",
-            kind="main" if base is None else base.kind,
+            kind="main" if alike is None else alike.kind,
             edits=self._new_edits(request, view, base),
         )
-        if base is None:
+        if alike is None:
             self._fork(exchange, request, view, self._exchanges)
         self._exchanges.append(exchange)
         view.end.asked.append(exchange)
@@ -63,6 +64,8 @@ class Conversation:
             return False
         added = self._added(base, request)
         if base.sequence is None or added is None:
+            if exchange.cause == "retry":
+                return False
             earlier = self._exchanges[: self._exchanges.index(exchange)]
             self._fork(exchange, request, self._history.view(request), earlier)
             return False

@@ -23,9 +23,6 @@ def _classify(
     request: Request, view: View, earlier: Sequence[Exchange], matched: Exchange | None, overflowed: bool
 ) -> tuple[Cause, Kind]:
     for call in earlier:
-        if call.asks(view):
-            return "retry", call.kind
-    for call in earlier:
         longer = matched is None or call.length > matched.length
         if longer and call.rewritten and call.begins(view):
             return "rewrite", call.kind

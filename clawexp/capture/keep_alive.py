@@ -48,8 +48,7 @@ class KeepHook(commands.StartHook):
 
 
 class AnsweredStream(HttpStream):
-    """One request and its response. Where it is made here, the addon has put an `Awaited` into the flow's
-    metadata."""
+    """One request and its response. Where it is made here, the addon has put an `Awaited` into the flow's metadata."""
 
     _may_hold: int | None = None
     """Bytes of the request's body; None while nobody was asked."""

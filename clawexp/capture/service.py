@@ -1,5 +1,4 @@
-"""A harness's HTTP request -> the reply: who asks, in which dialect, and whether anything is to be
-sampled."""
+"""A harness's HTTP request -> the reply: who asks, in which dialect, and whether anything is to be sampled."""
 
 import asyncio
 import hashlib
@@ -101,8 +100,7 @@ class CaptureService:
         self.rollouts[opening.key] = OpenRollout(opening=opening, conversation=conversation, journal=journal, raw=raw)
 
     async def close(self, rollout_id: str) -> Mapping[str, Any]:
-        """Refuse the rollout's key from now on, wait for its calls in flight, and sum up. Raises
-        CaptureError."""
+        """Refuse the rollout's key from now on, wait for its calls in flight, and sum up. Raises CaptureError."""
         key = self._keys.get(rollout_id)
         if key not in self.rollouts:
             raise CaptureError(f"rollout {rollout_id} is not open")

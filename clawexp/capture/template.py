@@ -24,8 +24,7 @@ TEMPLATE_FAULTS = (jinja2.TemplateError, ArithmeticError, AttributeError, Lookup
 
 
 class TemplateRendering:
-    """Renders whole conversations by the template, and new turns as the text that the template puts after an
-    answer."""
+    """Renders whole conversations by the template, and new turns as the text that the template puts after an answer."""
 
     def __init__(self, tokenizer: Tokenizer, folder: Path) -> None:
         """Raises ConfigError where the checkpoint has no usable template or names no stop token."""

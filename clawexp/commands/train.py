@@ -146,7 +146,8 @@ def _train(config: DictConfig, folder: RunFolder) -> dict[str, float]:
 def _imitate(experiment: Experiment, folder: RunFolder, config: DictConfig) -> dict[str, float]:
     assert isinstance(experiment.algo, Imitating)
     # As above.
-    from clawexp.imitation import WEIGHTS, imitate_until_done
+    from clawexp.imitation import imitate_until_done
+    from clawexp.training import WEIGHTS
 
     said = f"{experiment.model.name} learns from {', '.join(experiment.algo.runs)}, {experiment.steps} steps"
     print(f"run {folder.path}: {said}; starting", file=sys.stderr)

@@ -52,7 +52,7 @@ class Embedded:
         )
         async with child(options, settings) as server:
             url = f"http://127.0.0.1:{server.ready['port']}"
-            async with self.client(url, settings["key"]) as client, server.cause_of_death():
+            async with self.client(url, settings["key"]) as client:
                 yield client
 
     def settings(self, model: Model, seed: int) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Vllm:
             async with child(options, settings) as server:
                 url = f"http://127.0.0.1:{server.ready['port']}"
                 client = VllmClient(url, settings["key"], self.start_s, OWN_LOAD)
-                async with client, server.cause_of_death():
+                async with client:
                     await client.set_version(0)
                     yield client
 
