@@ -26,7 +26,7 @@ QUICK = ("launcher=slurm", "launcher.poll_s=1", *SMALL)
 
 @dataclass(frozen=True, kw_only=True)
 class Swept:
-    """A sweep of two seeds that came to its end."""
+    """A sweep of two learning rates that came to its end."""
 
     place: ClusterPlace
     jobs: list[Job]
@@ -37,7 +37,7 @@ class Swept:
 def swept(make_folders: Callable[[], dict[str, Path]], slurm: Cluster) -> Swept:
     place = ClusterPlace(**make_folders(), cluster=slurm)
     done = subprocess.run(
-        [*place.command, "-m", *QUICK, "seed=0,1", "steps=3"],
+        [*place.command, "-m", *QUICK, "algo.lr=1e-4,3e-4", "steps=3"],
         cwd=place.folder,
         env={**place.environment, "WANDB_API_KEY": SECRET},
         capture_output=True,
@@ -50,14 +50,14 @@ def swept(make_folders: Callable[[], dict[str, Path]], slurm: Cluster) -> Swept:
 
 
 def test_a_sweep_is_one_array_whose_jobs_leave_whole_runs(swept: Swept) -> None:
-    assert [job.overrides for job in swept.jobs] == [("seed=0",), ("seed=1",)]
+    assert [job.overrides for job in swept.jobs] == [("algo.lr=0.0001",), ("algo.lr=0.0003",)]
     number = swept.jobs[0].id.partition("_")[0]
     assert [job.id for job in swept.jobs] == [f"{number}_0", f"{number}_1"]
     assert f"submitted an array of 2: {number}; look: python -m clawexp jobs; cancel: scancel {number}\n" in swept.said
     runs = [RunFolder(path=Path(job.folder)) for job in swept.jobs]  # whichever the cluster started first
-    for seed, run in enumerate(runs):
+    for lr, run in zip((1e-4, 3e-4), runs, strict=True):
         assert run.finished
-        assert run.config["seed"] == seed
+        assert run.config["algo"]["lr"] == lr
         assert len(history(run)) == 3
     assert [swept.place.state(job.id) for job in swept.jobs] == ["COMPLETED 1"] * 2
     assert swept.place.left() == []
