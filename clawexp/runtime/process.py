@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from clawexp.errors import RuntimeFault
 from clawexp.records import Command, Finished
@@ -111,10 +112,37 @@ def _spawn(argv: Sequence[str], command: Command, cwd: str | None, pass_fds: Seq
 
 
 def kill_group(child: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a child's group, then reap the child: in this order the id is still its own."""
+    """Kill what is left of a child's group, reap the child (in this order the id is still its own), and see them gone.
+
+    Raises `RuntimeFault` where one is still there after `DEATH_S`.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+    deadline = time.monotonic() + DEATH_S
+    while living := _members(child.pid):
+        # A signal is on its way when kill() returns; the process dies once it is given a processor.
+        if time.monotonic() > deadline:
+            raise RuntimeFault(f"processes {living} are still there {DEATH_S:.0f} s after SIGKILL")
+        time.sleep(0.001)
+
+
+def _members(group: int) -> list[int]:
+    """Processes of a group that still run: what nobody has reaped yet is none."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return []
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _runs_in(entry, group)]
+
+
+def _runs_in(entry: Path, group: int) -> bool:
+    try:
+        status = (entry / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    state, _, of = status.rpartition(")")[2].split()[:3]
+    return int(of) == group and state not in {"Z", "X"}
 
 
 def _close_pipes(child: subprocess.Popen[bytes]) -> None:
