@@ -29,7 +29,7 @@ lint:
     .venv/bin/pyright
     .venv/bin/lint-imports
 
-# Run the tests, e.g. `just test tests/test_tree.py -k branch`
+# Run the tests, e.g. `just test tests/tree/test_tree.py -k branch`
 [group('develop')]
 test *args:
     .venv/bin/pytest "$@"

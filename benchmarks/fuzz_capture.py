@@ -42,7 +42,7 @@ from clawexp.capture.service import CaptureService, Incoming
 from clawexp.engine.client import Generation
 from clawexp.outcome import Outcome
 from clawexp.records import Call, Rollout, Span
-from clawexp.tree import grow
+from clawexp.tree.tree import grow
 
 STOP, ANSWER, TURN, FILLER = 256, 257, 258, 259
 """Ids below 256 are bytes; a filler means nothing, and an encoder writes none."""

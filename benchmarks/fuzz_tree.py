@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from clawexp.batch import credited, validate
-from clawexp.forest import merge, prune
+from clawexp.batch.batch import credited, validate
+from clawexp.batch.pack import pack
 from clawexp.outcome import Outcome
-from clawexp.pack import pack
 from clawexp.records import Call, Cause, Rollout, Span
-from clawexp.segment import Edge, Segment
-from clawexp.tree import EDGE_OF_CAUSE, Split, Tree, grow
+from clawexp.tree.forest import merge, prune
+from clawexp.tree.segment import Edge, Segment
+from clawexp.tree.tree import EDGE_OF_CAUSE, Split, Tree, grow
 
 WAYS: Sequence[Cause] = (
     "continue", "continue", "continue", "continue", "continue", "continue", "continue", "continue",

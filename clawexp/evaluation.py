@@ -6,8 +6,9 @@ from clawexp.attempt import evaluation_attempts
 from clawexp.metrics import measure_evaluation
 from clawexp.rollout import gather
 from clawexp.run import open_site
-from clawexp.runtime.reaper import scratch_folder, scratch_root, sweep
+from clawexp.runtime.reaper import sweep
 from clawexp.runtime.remains import telling_remains
+from clawexp.scratch import scratch_folder, scratch_root
 from clawexp.spec import Experiment
 from clawexp.stopping import run_until_stopped
 

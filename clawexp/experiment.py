@@ -8,7 +8,7 @@ from clawexp.run_folder import RunFolder
 from clawexp.runtime.remains import telling_remains
 from clawexp.spec import Experiment
 from clawexp.stopping import run_until_stopped
-from clawexp.tree import grow
+from clawexp.tree.tree import grow
 
 
 async def train(experiment: Experiment, folder: RunFolder, config: Mapping[str, Any]) -> dict[str, float]:

@@ -6,16 +6,16 @@ from typing import Any
 
 from tensordict import TensorDict
 
+from clawexp.batch.step_batch import packed, worth_of
 from clawexp.demonstrations import Demonstrations, read_demonstrations
 from clawexp.environment import describe_environment
 from clawexp.protocols import Imitating
 from clawexp.records import Rollout
 from clawexp.run_folder import RunFolder
 from clawexp.spec import Experiment
-from clawexp.step_batch import packed, worth_of
 from clawexp.stopping import run_until_stopped
 from clawexp.training import WEIGHTS, Training, open_training
-from clawexp.tree import grow
+from clawexp.tree.tree import grow
 
 
 class _Imitation:

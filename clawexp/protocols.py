@@ -17,7 +17,7 @@ Normaliser = Literal["rollout", "prompt", "token", "constant"]
 """See `clawexp.pack.pack`."""
 LeafFilter = Literal["cause", "paper"]
 Auxiliary = Literal["full", "drop"] | Annotated[float, Field(gt=0, lt=1)]
-"""See `clawexp.forest.prune` for both."""
+"""See `clawexp.tree.forest.prune` for both."""
 WayIn = Literal["base_url", "interception"]
 """See `clawexp.capture.way_in`."""
 
@@ -280,7 +280,7 @@ class Algo(Protocol):
         share: Any = None,
         reference_logprob: Any = None,
     ) -> tuple[Any, dict[str, Any]]:
-        """Summed over tokens, all float32 [n], as `clawexp.batch` names them; and counts of tokens, by name.
+        """Summed over tokens, all float32 [n], as `clawexp.batch.batch` names them; and counts of tokens, by name.
 
         `share` is given where it `trains_all`, `reference_logprob` where `reference_kl` is above 0.
         """

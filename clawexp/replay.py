@@ -2,14 +2,14 @@
 
 import asyncio
 
+from clawexp.batch.step_batch import packed, worth_of
 from clawexp.demonstrations import read_demonstrations
+from clawexp.learner.ranked_learner import open_learner
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.protocols import Imitating
-from clawexp.ranked_learner import open_learner
 from clawexp.run_folder import RunFolder
 from clawexp.spec import Experiment
-from clawexp.step_batch import packed, worth_of
-from clawexp.tree import grow
+from clawexp.tree.tree import grow
 
 
 def replayed_loss(experiment: Experiment, folder: RunFolder, step: int) -> float:

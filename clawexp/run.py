@@ -13,22 +13,23 @@ from tensordict import TensorDict
 
 from clawexp.admission import MemoryGate
 from clawexp.attempt import evaluation_attempts, further_attempts, tasks_per_step, training_attempts
+from clawexp.batch.step_batch import groups_with_spread, packed, worth_of
 from clawexp.capture.boundary import boundary
 from clawexp.capture.rendering import open_rendering
 from clawexp.capture.tokenizer import Tokenizer
 from clawexp.environment import describe_environment
 from clawexp.errors import ClawexpError, EngineError
+from clawexp.learner.parity import agreement, require, require_rendering
 from clawexp.metrics import blocked_hosts, measure, measure_evaluation
-from clawexp.parity import agreement, require, require_rendering
 from clawexp.protocols import EngineHandle, Openable, Runtime, TaskAware
 from clawexp.records import Rollout
 from clawexp.rollout import Site, gather
 from clawexp.run_folder import RunFolder
-from clawexp.runtime.reaper import scratch_folder, scratch_root, sweep
+from clawexp.runtime.reaper import sweep
+from clawexp.scratch import scratch_folder, scratch_root
 from clawexp.spec import Experiment
-from clawexp.step_batch import groups_with_spread, packed, worth_of
 from clawexp.training import WEIGHTS, Training, open_training
-from clawexp.tree import Tree
+from clawexp.tree.tree import Tree
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from clawexp.learner import Learner
+from clawexp.learner.learner import Learner
+from clawexp.learner.ranked_learner import RankedLearner, open_learner
 from clawexp.logger.sink import Sink
 from clawexp.model.checkpoint import checkpoint_folder
-from clawexp.ranked_learner import RankedLearner, open_learner
 from clawexp.run_folder import RunFolder
 from clawexp.spec import Experiment
 

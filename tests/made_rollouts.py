@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from clawexp.forest import prune
 from clawexp.model.decoder import Policy
 from clawexp.outcome import Outcome
 from clawexp.records import Call, Rollout, Span
-from clawexp.tree import Tree, grow
+from clawexp.tree.forest import prune
+from clawexp.tree.tree import Tree, grow
 
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],

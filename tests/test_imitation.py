@@ -12,7 +12,7 @@ from clawexp.commands.compose import build, composed, resolved
 from clawexp.demonstrations import read_demonstrations
 from clawexp.errors import ConfigError
 from clawexp.imitation import imitate_until_done, step_batch
-from clawexp.learner import Learner
+from clawexp.learner.learner import Learner
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.protocols import Imitating
 from clawexp.replay import replayed_loss

@@ -52,9 +52,9 @@ SHARED_TESTS = {
     # Parts of one thing, tested as that thing.
     "capture/exchange.py": "capture/test_conversation.py",
     "capture/history.py": "capture/test_conversation.py",
-    "passes.py": "test_learner.py",
-    "rank.py": "test_ranked_learner.py",
-    "sharded.py": "test_ranked_learner.py",
+    "learner/passes.py": "learner/test_learner.py",
+    "learner/rank.py": "learner/test_ranked_learner.py",
+    "learner/sharded.py": "learner/test_ranked_learner.py",
     "capture/fork.py": "capture/test_conversation.py",
     "capture/message.py": "capture/test_conversation.py",
     "engine/cache.py": "engine/test_scheduler.py",

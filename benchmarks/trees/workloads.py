@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clawexp.forest import merge
+from clawexp.batch.pack import pack
 from clawexp.model.tree_pass import TreeTokens
 from clawexp.outcome import Outcome
-from clawexp.pack import pack
 from clawexp.records import Call, Rollout, Span
-from clawexp.tree import grow
+from clawexp.tree.forest import merge
+from clawexp.tree.tree import grow
 
 IDS = range(1, 4000)
 """Within every model's vocabulary."""

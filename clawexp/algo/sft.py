@@ -41,7 +41,7 @@ class Sft:
     """See `clawexp.pack.pack`."""
     auxiliary: Auxiliary
     leaf_filter: LeafFilter
-    """See `clawexp.forest.prune`."""
+    """See `clawexp.tree.forest.prune`."""
 
     @property
     def constant_tokens(self) -> int:

@@ -56,7 +56,7 @@ class Surrogate:
     """A group with fewer valid rollouts is left out."""
     auxiliary: Auxiliary
     leaf_filter: LeafFilter
-    """See `clawexp.forest.prune`."""
+    """See `clawexp.tree.forest.prune`."""
 
     @model_validator(mode="after")
     def _sound(self) -> Self:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mitmproxy.certs import CertStore
 
-from clawexp.runtime.reaper import scratch_folder
+from clawexp.scratch import scratch_folder
 
 KEY_BITS = 2048
 FILES = "mitmproxy"

@@ -20,7 +20,7 @@ from clawexp.errors import CaptureError
 from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.records import Call, Door
 from clawexp.rule import written
-from clawexp.runtime.reaper import scratch_folder
+from clawexp.scratch import scratch_folder
 from clawexp.spec import CaptureOptions, Model
 
 START_S = 60.0

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from clawexp.errors import ConfigError
 from clawexp.runtime.image import workshops
-from clawexp.runtime.reaper import scratch_root, sweep
+from clawexp.runtime.reaper import sweep
+from clawexp.scratch import scratch_root
 
 
 def run(argv: Sequence[str]) -> int:

@@ -20,7 +20,7 @@ from clawexp.runtime import forwarder
 from clawexp.runtime.folder import Folder, FolderSandbox, create
 from clawexp.runtime.gate import Gate
 from clawexp.runtime.process import supervise
-from clawexp.runtime.reaper import remove
+from clawexp.scratch import remove
 from clawexp.spec import Positive
 
 WORKSPACE = "/work"

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from clawexp.errors import RuntimeFault
 from clawexp.records import Owner
-from clawexp.runtime.reaper import alive, mark, remove
+from clawexp.scratch import alive, mark, remove
 
 MAX_FILES = 20_000
 """Files beyond this many are not listed."""

@@ -16,8 +16,9 @@ from pathlib import Path
 from clawexp.cache import cache_folder
 from clawexp.errors import RuntimeFault
 from clawexp.runtime.podman_home import PodmanHome
-from clawexp.runtime.reaper import discard, mark, sweep
+from clawexp.runtime.reaper import discard, sweep
 from clawexp.runtime.rootless import call
+from clawexp.scratch import mark
 
 NAME = "localhost/clawexp/base:latest"
 BUILD_S = 1800

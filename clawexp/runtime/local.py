@@ -16,7 +16,7 @@ from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task
 from clawexp.runtime import leash
 from clawexp.runtime.folder import Folder, FolderSandbox, create
 from clawexp.runtime.process import supervise
-from clawexp.runtime.reaper import remove
+from clawexp.scratch import remove
 from clawexp.spec import Positive
 
 INTERPRETER = Path(sys.executable).resolve()

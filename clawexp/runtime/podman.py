@@ -25,10 +25,10 @@ from clawexp.runtime.furnish import DOOR, HOME, PROXY, furnish, is_free, mounts,
 from clawexp.runtime.ids import AGENT
 from clawexp.runtime.image_build import Building
 from clawexp.runtime.podman_service import Service, service
-from clawexp.runtime.reaper import remove, start_time
 from clawexp.runtime.rootless import unavailable
 from clawexp.runtime.task_image import PYTHON_VERSION, WORKSPACE, TaskImage, base_image
 from clawexp.runtime.task_images import TaskImages
+from clawexp.scratch import remove, start_time
 from clawexp.spec import Positive, Seconds
 
 log = logging.getLogger(__name__)

@@ -22,8 +22,9 @@ from clawexp.records import Command
 from clawexp.runtime.cgroup import divided
 from clawexp.runtime.podman_home import PodmanHome
 from clawexp.runtime.process import Running, start
-from clawexp.runtime.reaper import discard, scratch_folder
+from clawexp.runtime.reaper import discard
 from clawexp.runtime.rootless import enclosed
+from clawexp.scratch import scratch_folder
 
 log = logging.getLogger(__name__)
 

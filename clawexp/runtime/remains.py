@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawexp.runtime.cgroup import own_groups
-from clawexp.runtime.reaper import scratch_root
+from clawexp.scratch import scratch_root
 
 log = logging.getLogger(__name__)
 

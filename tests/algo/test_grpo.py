@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from clawexp.algo.grpo import Grpo
-from clawexp.batch import credited
+from clawexp.batch.batch import credited
+from clawexp.batch.pack import pack
 from clawexp.errors import LearnerError
-from clawexp.forest import prune
-from clawexp.pack import pack
-from clawexp.tree import grow
+from clawexp.tree.forest import prune
+from clawexp.tree.tree import grow
 
 OPTION = Path(__file__).parents[2] / "conf" / "algo" / "grpo.yaml"
 GROUP = ("task", "builtin")

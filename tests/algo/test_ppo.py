@@ -13,11 +13,11 @@ from made_rollouts import call, rollout
 from pydantic import ValidationError
 
 from clawexp.algo.ppo import Critic, Ppo
-from clawexp.batch import owned_token
+from clawexp.batch.batch import owned_token
+from clawexp.batch.pack import pack
 from clawexp.errors import LearnerError
-from clawexp.forest import merge
-from clawexp.pack import pack
-from clawexp.tree import grow
+from clawexp.tree.forest import merge
+from clawexp.tree.tree import grow
 
 OPTION = Path(__file__).parents[2] / "conf" / "algo" / "ppo.yaml"
 GROUP = ("task", "builtin")

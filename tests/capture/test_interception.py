@@ -22,7 +22,7 @@ from clawexp.capture.decoding import LONGEST_BODY
 from clawexp.capture.passage import MOST_BLOCKED, OTHERS
 from clawexp.capture.tokenizer import Tokenizer
 from clawexp.records import Call
-from clawexp.runtime.reaper import scratch_root
+from clawexp.scratch import scratch_root
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -22,11 +22,11 @@ from clawexp.capture.message import Message, Refused, Request, ToolCall, Tools
 from clawexp.capture.rules import Rules, limited
 from clawexp.capture.tokenizer import Tokenizer
 from clawexp.errors import CaptureError
-from clawexp.forest import prune
 from clawexp.outcome import Outcome
 from clawexp.records import Call, Edit, Rollout
 from clawexp.rule import Block, CapMaxTokens, Drop, Inject, Replace, Rule
-from clawexp.tree import grow
+from clawexp.tree.forest import prune
+from clawexp.tree.tree import grow
 
 SYSTEM = Message(role="system", content="Be good. Today's date is 2026-11-29.")
 TASK = Message(role="user", content="[Sun 2026-11-29 15:33 UTC] Read notes.txt.")

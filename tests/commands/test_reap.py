@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clawexp.commands.reap import run
-from clawexp.runtime.reaper import mark, scratch_root
+from clawexp.scratch import mark, scratch_root
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_what_a_dead_process_left_is_removed_and_a_live_run_stays(
     live.mkdir(parents=True)
     mark(live, "live")
     program = (
-        "import sys, pathlib; from clawexp.runtime.reaper import mark\n"
+        "import sys, pathlib; from clawexp.scratch import mark\n"
         "folder = pathlib.Path(sys.argv[1]); (folder / '00000-t-builtin-0').mkdir(parents=True); mark(folder, 'dead')\n"
     )
     subprocess.run([sys.executable, "-c", program, str(root / "run-dead")], check=True, env=dict(os.environ))

@@ -20,8 +20,9 @@ from clawexp.run_folder import RunFolder
 from clawexp.runtime import cgroup, image
 from clawexp.runtime.cgroup import own_groups
 from clawexp.runtime.podman import OpenPodman, Podman
-from clawexp.runtime.reaper import discard, scratch_root, sweep
+from clawexp.runtime.reaper import discard, sweep
 from clawexp.runtime.task_image import wanted
+from clawexp.scratch import scratch_root
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

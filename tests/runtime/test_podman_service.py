@@ -7,7 +7,7 @@ import pytest
 
 from clawexp.errors import RuntimeFault
 from clawexp.runtime.podman_service import service, to_the_end
-from clawexp.runtime.reaper import scratch_root
+from clawexp.scratch import scratch_root
 
 
 async def test_a_service_answers_and_leaves_nothing() -> None:

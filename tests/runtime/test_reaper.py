@@ -1,18 +1,15 @@
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
-
-from clawexp.errors import RuntimeFault
 from clawexp.records import Owner
 from clawexp.runtime.folder import create
-from clawexp.runtime.reaper import UNMARKED_S, alive, remove, scratch_folder, scratch_root, sweep
+from clawexp.runtime.reaper import sweep
+from clawexp.scratch import UNMARKED_S, alive
 
 Owners = Callable[..., Owner]
 MAKE = """
@@ -72,17 +69,6 @@ def test_a_folder_without_an_owner_is_removed_once_it_is_old(tmp_path: Path):
 
 def test_a_root_that_is_not_there_holds_nothing(tmp_path: Path):
     assert sweep(tmp_path / "none") == 0
-    remove(tmp_path / "none")
-
-
-def test_removal_never_follows_a_link(tmp_path: Path):
-    (tmp_path / "keep").mkdir()
-    (tmp_path / "keep/f").write_text("1")
-    (tmp_path / "box").mkdir()
-    (tmp_path / "box/link").symlink_to(tmp_path / "keep")
-    remove(tmp_path / "box")
-    assert [path.name for path in tmp_path.iterdir()] == ["keep"]
-    assert (tmp_path / "keep/f").exists()
 
 
 def test_many_can_sweep_at_once(tmp_path: Path):
@@ -95,25 +81,3 @@ def test_many_can_sweep_at_once(tmp_path: Path):
         removed = sum(pool.map(lambda _: sweep(tmp_path), range(8)))
     assert removed >= 150
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_scratch_folder_is_marked_while_it_is_used_and_gone_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with scratch_folder("run-") as folder:
-        assert folder.parent == scratch_root()
-        assert alive(folder)
-        assert (folder / "owner").exists()
-        assert sweep(scratch_root()) == 0
-    assert list(scratch_root().iterdir()) == []
-
-
-@pytest.mark.parametrize("make", [Path.touch, lambda root: root.symlink_to("/tmp")])
-def test_a_scratch_root_that_somebody_else_may_have_laid_is_not_used(
-    make: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    make(scratch_root())
-    with pytest.raises(RuntimeFault, match="is no folder of yours"), scratch_folder("run-"):
-        pass

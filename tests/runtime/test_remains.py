@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clawexp.runtime.cgroup import divided
-from clawexp.runtime.reaper import scratch_folder, scratch_root
 from clawexp.runtime.remains import remains, telling_remains
+from clawexp.scratch import scratch_folder, scratch_root
 
 NOTHING = "0 containers, 0 processes, 0 mounts, 0 cgroups, 0 sockets, 0 folders"
 

@@ -8,10 +8,10 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from clawexp.batch import split
+from clawexp.batch.batch import split
+from clawexp.learner.ranks import Ranks
 from clawexp.model.tree_pass import TreeTokens, tree_backward, tree_logprobs
 from clawexp.model.tree_policy import TreePolicy
-from clawexp.ranks import Ranks
 from clawexp.spec import LearnerOptions
 
 PartLoss = Callable[[TensorDict, Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]

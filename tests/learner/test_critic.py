@@ -15,15 +15,15 @@ from torch import Tensor
 from clawexp.algo.grpo import Grpo
 from clawexp.algo.ppo import Critic as Options
 from clawexp.algo.ppo import Ppo
-from clawexp.critic import Critic, Decisions, quality
+from clawexp.batch.pack import pack
 from clawexp.errors import LearnerError
-from clawexp.forest import merge, prune
-from clawexp.learner import Learner
+from clawexp.learner.critic import Critic, Decisions, quality
+from clawexp.learner.learner import Learner
 from clawexp.model.tree_policy import TreePolicy
-from clawexp.pack import pack
 from clawexp.records import Call, Rollout
 from clawexp.spec import LearnerOptions
-from clawexp.tree import Tree, grow
+from clawexp.tree.forest import merge, prune
+from clawexp.tree.tree import Tree, grow
 
 CONF = Path(__file__).parents[1] / "conf"
 RETURNS = {"r0": 1.0, "r1": 0.0, "r2": 0.25, "r3": 0.5}

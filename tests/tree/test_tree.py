@@ -12,8 +12,8 @@ from made_rollouts import call, random_rollout, rollout
 
 from clawexp.errors import LearnerError
 from clawexp.records import Span
-from clawexp.segment import Node, Segment
-from clawexp.tree import Split, Tree, grow
+from clawexp.tree.segment import Node, Segment
+from clawexp.tree.tree import Split, Tree, grow
 
 SESSIONS = int(os.environ.get("CLAWEXP_FUZZ_SESSIONS", "600"))
 

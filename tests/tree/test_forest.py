@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from made_rollouts import call, random_rollout, rollout
 
-from clawexp.forest import merge, prune
-from clawexp.tree import grow
+from clawexp.tree.forest import merge, prune
+from clawexp.tree.tree import grow
 
 
 def spelt(tree, trained_only=False):

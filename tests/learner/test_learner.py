@@ -13,16 +13,16 @@ from safetensors.torch import load_file, save_file
 from transformers import GemmaConfig, GemmaForCausalLM
 
 from clawexp.algo.grpo import Grpo
-from clawexp.batch import credited, load, owned_token, save
+from clawexp.batch.batch import credited, load, owned_token, save
+from clawexp.batch.pack import pack
 from clawexp.errors import LearnerError
-from clawexp.forest import merge, prune
-from clawexp.learner import Learner
+from clawexp.learner.learner import Learner
 from clawexp.model import tree_pass
 from clawexp.model.decoder import Policy
 from clawexp.model.tree_pass import TreeTokens, tree_backward
-from clawexp.pack import pack
 from clawexp.spec import LearnerOptions
-from clawexp.tree import Tree, grow
+from clawexp.tree.forest import merge, prune
+from clawexp.tree.tree import Tree, grow
 
 CONF = Path(__file__).parents[1] / "conf"
 ADVANTAGES = {"r0": 1.0, "r1": -0.5, "r2": 0.25, "r3": -0.75}

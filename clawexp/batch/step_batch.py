@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 
 from tensordict import TensorDict
 
-from clawexp.forest import merge, prune
+from clawexp.batch.pack import pack
 from clawexp.outcome import TRAINED
-from clawexp.pack import pack
 from clawexp.records import Rollout
 from clawexp.spec import Experiment
-from clawexp.tree import Tree
+from clawexp.tree.forest import merge, prune
+from clawexp.tree.tree import Tree
 
 
 def worth_of(experiment: Experiment, rollouts: Sequence[Rollout]) -> dict[str, float]:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 from clawexp.protocols import Auxiliary, LeafFilter
-from clawexp.segment import Node, Segment, common_length
-from clawexp.tree import Tree
+from clawexp.tree.segment import Node, Segment, common_length
+from clawexp.tree.tree import Tree
 
 
 def prune(tree: Tree, leaf_filter: LeafFilter = "cause", auxiliary: Auxiliary = "drop") -> Tree:
@@ -17,7 +17,7 @@ def prune(tree: Tree, leaf_filter: LeafFilter = "cause", auxiliary: Auxiliary = 
     only add variance. `paper` keeps, of the answers to one prompt, the one with the longest continuation.
     Both that and `auxiliary="drop"`, which untrains the answers of auxiliary calls, are as described in
     ClawGym II (arXiv:2608.16798); `auxiliary="full"` is unbiased. A number between 0 and 1 is the weight that their
-    tokens get in `clawexp.pack`: less than unbiased, and less variance.
+    tokens get in `clawexp.batch.pack`: less than unbiased, and less variance.
     """
     rejected = _superseded(tree) if leaf_filter == "paper" else _without_effect(tree)
     if auxiliary == "drop":

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from clawexp.batch import owned_token, sum_over_owners
+from clawexp.batch.batch import owned_token, sum_over_owners
 from clawexp.errors import LearnerError
 from clawexp.model.value_head import ValueHead
 from clawexp.protocols import CriticOptions

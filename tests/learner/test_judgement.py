@@ -10,11 +10,11 @@ from made_rollouts import call, rollout
 from tensordict import TensorDict
 
 from clawexp.algo.grpo import Grpo
-from clawexp.batch import validate, with_columns
-from clawexp.forest import merge
-from clawexp.judgement import credited_now, judged
-from clawexp.pack import pack
-from clawexp.tree import grow
+from clawexp.batch.batch import validate, with_columns
+from clawexp.batch.pack import pack
+from clawexp.learner.judgement import credited_now, judged
+from clawexp.tree.forest import merge
+from clawexp.tree.tree import grow
 
 OPTION = Path(__file__).parents[1] / "conf" / "algo" / "grpo.yaml"
 

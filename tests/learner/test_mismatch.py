@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from clawexp.mismatch import mismatch
+from clawexp.learner.mismatch import mismatch
 
 
 def test_mismatch_is_nothing_between_equals():

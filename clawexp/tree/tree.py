@@ -12,7 +12,7 @@ import numpy as np
 
 from clawexp.errors import LearnerError
 from clawexp.records import Call, Cause, Rollout
-from clawexp.segment import Edge, Node, Segment
+from clawexp.tree.segment import Edge, Node, Segment
 
 EDGE_OF_CAUSE: Mapping[Cause, Edge] = {
     "root": "continue",

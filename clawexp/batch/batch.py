@@ -1,4 +1,4 @@
-"""The batch, a TensorDict of packed trees: its keys, its rules, and what is read off it. Made by `clawexp.pack`.
+"""The batch, a TensorDict of packed trees: its keys, its rules, and what is read off it. Made by `clawexp.batch.pack`.
 
 N tokens stand in depth-first order, tree after tree: K trees, one root token each, R rollouts, and M ownerships,
 one for each token and each rollout that holds it.

@@ -18,9 +18,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from clawexp.errors import ConfigError
+from clawexp.learner.ranks import balanced
 from clawexp.model.decoder import Policy
 from clawexp.model.tree_policy import TreePolicy
-from clawexp.ranks import balanced
 from clawexp.whole_folder import partial_folder, whole_folder
 
 SHARDS = "optimiser"

@@ -5,12 +5,12 @@ import pytest
 import torch
 from made_rollouts import call, random_rollout, random_trees, rollout, two_turns
 
-from clawexp.batch import credited, validate
+from clawexp.batch.batch import credited, validate
+from clawexp.batch.pack import pack
 from clawexp.errors import LearnerError
-from clawexp.forest import merge, prune
-from clawexp.pack import pack
 from clawexp.records import Call, Rollout
-from clawexp.tree import Tree, grow
+from clawexp.tree.forest import merge, prune
+from clawexp.tree.tree import Tree, grow
 
 
 def columns(batch, *keys):

@@ -1,6 +1,6 @@
 """One rank of a learner, a process of its own: does what the driver tells all ranks, and answers.
 
-python -m clawexp.rank        (started by `clawexp.ranked_learner`, never by hand)
+python -m clawexp.learner.rank        (started by `clawexp.learner.ranked_learner`, never by hand)
 """
 
 from multiprocessing.connection import Client, Connection
@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from clawexp.batch import load
+from clawexp.batch.batch import load
 from clawexp.child import read_settings, say_ready
 from clawexp.errors import ClawexpError
-from clawexp.learner import Learner
-from clawexp.sharded import Sharded
+from clawexp.learner.learner import Learner
+from clawexp.learner.sharded import Sharded
 
 
 class Rank:

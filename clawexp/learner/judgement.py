@@ -7,8 +7,8 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from clawexp.batch import credited, over_rollouts, shared, with_columns
-from clawexp.critic import Critic, Decisions
+from clawexp.batch.batch import credited, over_rollouts, shared, with_columns
+from clawexp.learner.critic import Critic, Decisions
 from clawexp.protocols import Algo
 
 

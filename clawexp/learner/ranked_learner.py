@@ -13,12 +13,12 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from clawexp.batch import save
+from clawexp.batch.batch import save
 from clawexp.child import Child, ChildOptions, child
 from clawexp.errors import ClawexpError, LearnerError
-from clawexp.learner import Learner
+from clawexp.learner.learner import Learner
 from clawexp.protocols import Algo
-from clawexp.runtime.reaper import scratch_folder
+from clawexp.scratch import scratch_folder
 from clawexp.spec import LearnerOptions
 
 START_S = 300.0
@@ -140,7 +140,7 @@ async def _started(
 def _child(rank: int, logs: Path, threads: int) -> ChildOptions:
     return ChildOptions(
         name=f"rank {rank} of the learner",
-        module="clawexp.rank",
+        module="clawexp.learner.rank",
         log=logs / f"rank-{rank}.log",
         start_s=START_S,
         fault=LearnerError,

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from clawexp.batch import (
+from clawexp.batch.batch import (
     gains,
     largest_part,
     trained,
@@ -20,17 +20,17 @@ from clawexp.batch import (
     validate,
     with_columns,
 )
-from clawexp.critic import Critic
 from clawexp.errors import ConfigError, LearnerError
-from clawexp.judgement import Judged, credited_now, judged, over_tokens
-from clawexp.mismatch import divergence, mismatch
+from clawexp.learner.critic import Critic
+from clawexp.learner.judgement import Judged, credited_now, judged, over_tokens
+from clawexp.learner.mismatch import divergence, mismatch
+from clawexp.learner.passes import Passes
+from clawexp.learner.ranks import Alone, Ranks
 from clawexp.model.decoder import read_weights
 from clawexp.model.load import load_policy
 from clawexp.model.tree_pass import TreeTokens, tree_logprobs
 from clawexp.model.tree_policy import TreePolicy
-from clawexp.passes import Passes
 from clawexp.protocols import Algo
-from clawexp.ranks import Alone, Ranks
 from clawexp.spec import LearnerOptions
 
 ALONE = Alone()
@@ -124,17 +124,17 @@ class Learner:
         return credited_now(batch, advantage, self.algo, self)
 
     def decision_logprobs(self, batch: TensorDict) -> Tensor:
-        """See `clawexp.judgement.Scorer`."""
+        """See `clawexp.learner.judgement.Scorer`."""
         return self.passes.logprobs(self.policy, batch, batch["decision"])
 
     def decision_states(self, batch: TensorDict) -> tuple[Tensor, Tensor]:
-        """See `clawexp.judgement.Scorer`."""
+        """See `clawexp.learner.judgement.Scorer`."""
         size = (int(batch["decision"].sum()), self.policy.shape.hidden)
         hidden = torch.zeros(size, dtype=self.policy.embedding.dtype)
         return self.passes.logprobs(self.policy, batch, batch["decision"], hidden), hidden
 
     def reference_logprobs(self, batch: TensorDict) -> Tensor:
-        """See `clawexp.judgement.Scorer`."""
+        """See `clawexp.learner.judgement.Scorer`."""
         return self.passes.logprobs(self._reference, batch, batch["decision"])
 
     @functools.cached_property

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawexp.ranks import balanced
+from clawexp.learner.ranks import balanced
 
 
 def test_parts_go_to_the_rank_that_has_least():

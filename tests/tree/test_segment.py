@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from clawexp.segment import Node, Segment, common_length
+from clawexp.tree.segment import Node, Segment, common_length
 
 
 def answer(ids, **other):

@@ -1,4 +1,4 @@
-"""Trees -> a batch of `clawexp.batch`: tokens side by side, who owns them, and what their rollouts are worth."""
+"""Trees -> a batch of `clawexp.batch.batch`: tokens side by side, who owns them, and what their rollouts are worth."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,11 +7,11 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 
-from clawexp.batch import DTYPES, KINDS
+from clawexp.batch.batch import DTYPES, KINDS
 from clawexp.errors import LearnerError
 from clawexp.protocols import Normaliser
-from clawexp.segment import Segment
-from clawexp.tree import Tree
+from clawexp.tree.segment import Segment
+from clawexp.tree.tree import Tree
 
 TINY = np.finfo(np.float64).tiny
 

@@ -2,13 +2,13 @@ import pytest
 import torch
 from made_rollouts import call, rollout, two_turns
 
+from clawexp.batch.pack import pack
 from clawexp.errors import EngineError
-from clawexp.forest import merge, prune
-from clawexp.pack import pack
-from clawexp.parity import Agreement, agreement, require, require_rendering, spoken
+from clawexp.learner.parity import Agreement, agreement, require, require_rendering, spoken
 from clawexp.records import Rollout, Span
 from clawexp.spec import ParityOptions
-from clawexp.tree import grow
+from clawexp.tree.forest import merge, prune
+from clawexp.tree.tree import grow
 
 OPTIONS = ParityOptions(every=1, mean_delta=0.02, max_delta=1.0)
 ROLLOUTS = [two_turns("r0"), two_turns("r1", last=4)]

@@ -2,11 +2,11 @@ import pytest
 import torch
 from made_rollouts import call, random_trees, rollout, two_turns
 
-from clawexp.batch import credited, load, save, split, sum_over_owners, trained, tree_token_ratio, validate
+from clawexp.batch.batch import credited, load, save, split, sum_over_owners, trained, tree_token_ratio, validate
+from clawexp.batch.pack import pack
 from clawexp.errors import LearnerError
-from clawexp.forest import merge
-from clawexp.pack import pack
-from clawexp.tree import grow
+from clawexp.tree.forest import merge
+from clawexp.tree.tree import grow
 
 
 def by_return(batch):

@@ -23,16 +23,16 @@ from transformers import GemmaConfig, GemmaForCausalLM
 
 from clawexp.algo.grpo import Grpo
 from clawexp.algo.ppo import Ppo
+from clawexp.batch.pack import pack
 from clawexp.capture.journal import CallJournal
 from clawexp.errors import ConfigError, LearnerError
-from clawexp.forest import merge, prune
-from clawexp.learner import Learner
-from clawexp.pack import pack
+from clawexp.learner.learner import Learner
+from clawexp.learner.ranked_learner import RankedLearner, open_learner
 from clawexp.protocols import Algo
-from clawexp.ranked_learner import RankedLearner, open_learner
 from clawexp.run_folder import RunFolder
 from clawexp.spec import LearnerOptions
-from clawexp.tree import grow
+from clawexp.tree.forest import merge, prune
+from clawexp.tree.tree import grow
 
 CONF = Path(__file__).parents[1] / "conf"
 STEPS = 10
@@ -179,7 +179,7 @@ def test_ranks_die_with_the_driver_however_it_ends(tmp_path: Path) -> None:
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from pathlib import Path
         from test_ranked_learner import grpo, options
-        from clawexp.ranked_learner import open_learner
+        from clawexp.learner.ranked_learner import open_learner
         folder, logs = Path({str(folder)!r}), Path({str(tmp_path)!r})
         async def main():
             async with open_learner(options(2, "chain"), folder, grpo(), 1.0, logs) as one:

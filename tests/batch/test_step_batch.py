@@ -4,12 +4,12 @@ import pytest
 from made_rollouts import call, rollout
 
 from clawexp.algo.grpo import Grpo
+from clawexp.batch.step_batch import groups_with_spread, packed, worth_of
 from clawexp.commands.compose import build, composed
 from clawexp.outcome import Credit, Outcome
 from clawexp.records import Rollout
 from clawexp.spec import Experiment
-from clawexp.step_batch import groups_with_spread, packed, worth_of
-from clawexp.tree import grow
+from clawexp.tree.tree import grow
 
 
 @pytest.fixture(scope="module")
