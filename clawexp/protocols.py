@@ -13,8 +13,8 @@ from pydantic import Field
 from clawexp.outcome import Outcome
 from clawexp.records import Finished, Image, Launch, Link, Needs, Owner, Sandbox, Task
 
-Normaliser = Literal["rollout", "prompt", "token", "constant"]
-"""See `clawexp.pack.pack`."""
+Normaliser = Literal["rollout", "prompt", "token", "constant", "call"]
+"""See `clawexp.batch.pack.pack`."""
 LeafFilter = Literal["cause", "paper"]
 Auxiliary = Literal["full", "drop"] | Annotated[float, Field(gt=0, lt=1)]
 """See `clawexp.tree.forest.prune` for both."""

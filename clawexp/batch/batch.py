@@ -21,7 +21,7 @@ one for each token and each rollout that holds it.
 | `worth` | float64 | [R] | what the algorithm says a rollout is worth; 0 where it is not valid |
 | `weight` | float64 | [R] | of one trained token of the rollout in the loss; 0 where it is not valid |
 | `flat_tokens` | int64 | [K] | tokens of each tree's trained calls, were each a sequence of its own |
-| `emphasis` | float32 | [N] | factor of the token's weight, below 1 for those of auxiliary calls; where missing, 1 |
+| `emphasis` | float32 | [N] | factor of the token's weight, below 1 in auxiliary calls or if calls count alike; or 1 |
 
 The learner adds, for the whole batch and before it is split:
 

@@ -1,5 +1,6 @@
 """Trees -> a batch of `clawexp.batch.batch`: tokens side by side, who owns them, and what their rollouts are worth."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -34,10 +35,13 @@ def pack(
     - 1 / (G sum_j T_j) over the rollouts j of its group, of G groups (`prompt`: groups count alike; `groups` names
       that of each valid rollout),
     - 1 / sum_j T_j over all (`token`, as in DAPO), or
-    - 1 / (R constant_tokens) (`constant`, as in Dr.GRPO).
+    - 1 / (R constant_tokens) (`constant`, as in Dr.GRPO), or
+    - 1 / (C t) in a call of t trained tokens, of C trained calls in all (`call`: each call is a sample of its own, so
+      that rollouts of many calls count more; a tree holds one rollout then).
 
     A token of an auxiliary call weighs, and counts in T_i, `auxiliary_weight` as much. Raises LearnerError where a
-    rollout is in two trees or in none, a return is not finite, or a group is not named.
+    rollout is in two trees or in none, a return is not finite, a group is not named, or two rollouts share a tree whose
+    calls count alike.
     """
     rollouts = _rollouts(trees, worth)
     first = np.cumsum([0, *(len(tree.rollouts) for tree in trees)])
@@ -54,14 +58,18 @@ def pack(
     columns["worth"] = [np.array([worth.get(rollout, 0.0) for rollout in rollouts])]
     if normaliser == "prompt":
         denominators = _tokens_by_group(tokens, valid, rollouts, groups or {})
+    elif normaliser == "call":
+        calls = np.array([_trained_calls(tree, auxiliary_weight) for tree in trees])
+        denominators = np.full(len(tokens), (calls * valid).sum())
     else:
         denominators = _denominators(tokens, valid, normaliser, constant_tokens)
     columns["weight"] = [np.where(valid & (tokens > 0), 1.0 / np.maximum(denominators, TINY), 0.0)]
     batch = {
         key: torch.from_numpy(np.concatenate(columns[key] or [np.zeros(0)])).to(dtype) for key, dtype in DTYPES.items()
     }
-    if auxiliary_weight != 1:
-        batch["emphasis"] = torch.where(batch["kind"] == KINDS.index("auxiliary"), auxiliary_weight, 1.0).float()
+    if auxiliary_weight != 1 or normaliser == "call":
+        emphasis = [_emphasis(tree, auxiliary_weight, by_call=normaliser == "call") for tree in trees]
+        batch["emphasis"] = torch.from_numpy(np.concatenate([*emphasis, np.zeros(0)])).float()
     return TensorDict(batch, batch_size=[])
 
 
@@ -86,6 +94,25 @@ def _trained_tokens(tree: Tree, auxiliary_weight: float) -> NDArray[np.float64]:
             factor = auxiliary_weight if segment.kind == "auxiliary" else 1.0
             counts[list(segment.owners)] += factor * len(segment.ids)
     return counts
+
+
+def _trained_calls(tree: Tree, auxiliary_weight: float) -> float:
+    """Of a tree with one rollout; auxiliary ones count by their weight."""
+    if len(tree.rollouts) != 1:
+        raise LearnerError(f"rollouts {tree.rollouts} share a tree, and the normaliser is `call`. Give each its own.")
+    kinds = {segment.calls: segment.kind for segment in tree.segments if segment.trained}
+    return sum(auxiliary_weight if kind == "auxiliary" else 1.0 for kind in kinds.values())
+
+
+def _emphasis(tree: Tree, auxiliary_weight: float, *, by_call: bool) -> NDArray[np.float64]:
+    """Of each token of a tree: less in auxiliary calls, and by call divided by the trained tokens of its own."""
+    counts: dict[tuple[str, ...], int] = defaultdict(int)
+    for segment in tree.segments:
+        counts[segment.calls] += len(segment.ids) if segment.trained else 0
+    factors = [auxiliary_weight if segment.kind == "auxiliary" else 1.0 for segment in tree.segments]
+    if by_call:
+        factors = [f / max(1, counts[segment.calls]) for f, segment in zip(factors, tree.segments, strict=True)]
+    return np.repeat(np.array(factors), [len(segment.ids) for segment in tree.segments])
 
 
 def _denominators(

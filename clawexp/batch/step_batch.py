@@ -25,9 +25,17 @@ def worth_of(experiment: Experiment, rollouts: Sequence[Rollout]) -> dict[str, f
     if experiment.algo.extra_rounds:
         kept &= groups_with_spread(experiment, rollouts)
     valid = [ok and rollout.group in kept for rollout, ok in zip(rollouts, usable, strict=True)]
-    rewards = [rollout.reward or 0.0 for rollout in rollouts]
-    found = experiment.algo.worth(rewards, [rollout.group for rollout in rollouts], valid)
-    return {r.id: value for r, value, ok in zip(rollouts, found, valid, strict=True) if ok}
+    # Where every call is a sample of its own, its rollout's reward stands in the group once for each.
+    samples = [i for i, rollout in enumerate(rollouts) for _ in range(_samples(experiment, rollout))]
+    rewards = [rollouts[i].reward or 0.0 for i in samples]
+    found = experiment.algo.worth(rewards, [rollouts[i].group for i in samples], [valid[i] for i in samples])
+    return {rollouts[i].id: value for i, value in zip(samples, found, strict=True) if valid[i]}
+
+
+def _samples(experiment: Experiment, rollout: Rollout) -> int:
+    if experiment.algo.normaliser != "call":
+        return 1
+    return max(1, sum(call.kind == "main" for call in rollout.calls))
 
 
 def groups_with_spread(experiment: Experiment, rollouts: Sequence[Rollout]) -> set[tuple[str, str]]:
@@ -46,7 +54,7 @@ def _usable(experiment: Experiment, rollout: Rollout) -> bool:
 def packed(
     experiment: Experiment, trees: Sequence[Tree], rollouts: Sequence[Rollout], worth: Mapping[str, float]
 ) -> TensorDict:
-    """Prune each tree, merge those of a group, lay the groups side by side."""
+    """Prune each tree, merge those of a group, lay them side by side. Where calls count alike, no trees are merged."""
     algo = experiment.algo
     groups: dict[tuple[str, str], list[Tree]] = {}
     by_id = {rollout.id: rollout for rollout in rollouts}
@@ -55,7 +63,9 @@ def packed(
         if rollout_id in worth:
             groups.setdefault(by_id[rollout_id].group, []).append(prune(tree, algo.leaf_filter, algo.auxiliary))
     return pack(
-        [merge(group) for group in groups.values()],
+        [merge([tree]) for group in groups.values() for tree in group]
+        if algo.normaliser == "call"
+        else [merge(group) for group in groups.values()],
         worth,
         algo.normaliser,
         algo.constant_tokens,

@@ -47,6 +47,20 @@ def test_each_normaliser_weighs_tokens_as_it_says(normaliser, first, second):
     assert batch["weight"].tolist() == pytest.approx([first, second])
 
 
+def test_calls_count_alike_where_each_is_a_sample_of_its_own():
+    trees = [grow(two_turns("r0")), grow(rollout([call("c0", [1], [2])], "r1"))]
+    assert [len(answer) for answer in trees[0].answers().values()] == [1, 1, 1]
+    batch = credited(pack(trees, {"r0": 1.0, "r1": -1.0}, "call"), torch.tensor([1.0] * 9 + [-1.0] * 2).double())
+    # Answers of 2, 1, 1 and 1 tokens: each of the four weighs a quarter.
+    assert (batch["positive"] + batch["negative"])[batch["decision"]].tolist() == pytest.approx(
+        [1 / 8, 1 / 8, 1 / 4, 1 / 4, -1 / 4]
+    )
+    without = pack(trees, {"r0": 1.0}, "call")
+    assert without["weight"].tolist() == pytest.approx([1 / 3, 0])
+    with pytest.raises(LearnerError, match="share a tree, and the normaliser is `call`"):
+        pack([merge(trees)], {"r0": 1.0}, "call")
+
+
 def test_prompts_count_alike_however_many_rollouts_and_tokens_they_have():
     trees = [grow(two_turns("r0")), *(grow(rollout([call("c0", [1], [2])], f"r{n}")) for n in (1, 2, 3))]
     groups = {"r0": ("a", "h"), "r1": ("a", "h"), "r2": ("b", "h"), "r3": ("c", "h")}

@@ -68,3 +68,16 @@ def test_a_step_without_anything_to_train_on_is_an_empty_batch(experiment: Exper
     rollouts = [ended("a", None, Outcome.ENGINE_FAULT)]
     batch = packed(experiment, [grow(each) for each in rollouts], rollouts, worth_of(experiment, rollouts))
     assert not batch["decision"].any()
+
+
+def test_where_calls_are_samples_a_reward_counts_in_the_baseline_once_for_each(experiment: Experiment) -> None:
+    long = rollout([call(f"a/{n}", (1, n), (3, 4), rollout_id="a") for n in range(3)], "a")
+    rollouts = [replace(long, reward=1.0, task_id="t"), ended("b", 0.0)]
+    assert isinstance(experiment.algo, Grpo)
+    algo = replace(experiment.algo, normaliser="call", baseline="group_mean")
+    by_call = replace(experiment, algo=algo)
+    worth = worth_of(by_call, rollouts)
+    assert worth == pytest.approx({"a": 1 - 3 / 4, "b": -3 / 4})
+    batch = packed(by_call, [grow(rollout) for rollout in rollouts], rollouts, worth)
+    assert len(batch["flat_tokens"]) == 2
+    assert batch["weight"].tolist() == pytest.approx([1 / 4, 1 / 4])
