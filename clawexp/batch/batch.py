@@ -40,7 +40,7 @@ P and N, not one sum, because a token may belong to rollouts of both signs: min(
 homogeneous in A for either sign, so the two keep the clipped objective exact.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -72,9 +72,9 @@ DTYPES = {
 OPTIONAL = dict.fromkeys(
     ("emphasis", "old_logprob", "positive", "negative", "share", "reference_logprob"), torch.float32
 )
-_PER_ROLLOUT = ("worth", "weight")
-_PER_OWNERSHIP = ("owners", "successor", "within")
-_NOT_PER_TOKEN = ("owner_offsets", "flat_tokens", *_PER_OWNERSHIP, *_PER_ROLLOUT)
+PER_ROLLOUT = ("worth", "weight")
+PER_OWNERSHIP = ("owners", "successor", "within")
+NOT_PER_TOKEN = ("owner_offsets", "flat_tokens", *PER_OWNERSHIP, *PER_ROLLOUT)
 
 
 def tree_token_ratio(batch: TensorDict) -> float:
@@ -133,38 +133,6 @@ def _weights(batch: TensorDict) -> Tensor:
     return weight * batch["emphasis"].double()[token] if "emphasis" in batch else weight
 
 
-def split(batch: TensorDict, token_budget: int) -> Iterator[TensorDict]:
-    """Neighbouring whole trees, at most `token_budget` tokens together; a larger tree comes alone. Views."""
-    roots = (batch["parent"] < 0).nonzero().flatten().tolist()
-    bounds = [*roots, len(batch["parent"])]
-    first = 0
-    for tree in range(len(roots)):
-        if bounds[min(tree + 2, len(roots))] - bounds[first] > token_budget or tree + 1 == len(roots):
-            yield _part(batch, first, tree + 1, bounds)
-            first = tree + 1
-
-
-def largest_part(batch: TensorDict, token_budget: int) -> int:
-    """Tokens of the largest part of `split`; above the budget where a tree is larger than that."""
-    return max((len(part["input_ids"]) for part in split(batch, token_budget)), default=0)
-
-
-def _part(batch: TensorDict, first: int, last: int, bounds: Sequence[int]) -> TensorDict:
-    """Trees `[first, last)`."""
-    start, end = bounds[first], bounds[last]
-    per_token = [key for key in DTYPES | OPTIONAL if key in batch and key not in _NOT_PER_TOKEN]
-    part: dict[str, Tensor] = {key: batch[key][start:end] for key in per_token}
-    part["parent"] = (part["parent"] - start).clamp(min=-1)
-    part["subtree_end"] = part["subtree_end"] - start
-    offsets = batch["owner_offsets"][start : end + 1]
-    part |= {key: batch[key][int(offsets[0]) : int(offsets[-1])] for key in _PER_OWNERSHIP}
-    part["successor"] = (part["successor"] - offsets[0]).clamp(min=-1)
-    part["owner_offsets"] = offsets - offsets[0]
-    part |= {key: batch[key] for key in _PER_ROLLOUT}
-    part["flat_tokens"] = batch["flat_tokens"][first:last]
-    return TensorDict(part, batch_size=[])
-
-
 def save(batch: TensorDict, folder: Path) -> None:
     """Write a batch as memory-mapped files."""
     batch.memmap(str(folder))
@@ -192,8 +160,8 @@ def _shape_problems(batch: TensorDict) -> list[str]:
         return [f"keys {sorted(missing)} are missing, {sorted(unknown)} are unknown"]
     tokens, trees = len(batch["input_ids"]), int((batch["parent"] < 0).sum())
     lengths = {"owner_offsets": tokens + 1, "flat_tokens": trees}
-    lengths |= dict.fromkeys(_PER_OWNERSHIP, batch["owners"].numel())
-    lengths |= dict.fromkeys(_PER_ROLLOUT, batch["worth"].numel())
+    lengths |= dict.fromkeys(PER_OWNERSHIP, batch["owners"].numel())
+    lengths |= dict.fromkeys(PER_ROLLOUT, batch["worth"].numel())
     return [
         f"{key} is {value.dtype} {list(value.shape)}, not {known[key]} [{lengths.get(key, tokens)}]"
         for key, value in batch.items()

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from tensordict import TensorDict
 
 from clawexp.batch.pack import pack
+from clawexp.batch.parts import best_fit
 from clawexp.outcome import TRAINED
 from clawexp.records import Rollout
 from clawexp.spec import Experiment
@@ -62,10 +63,13 @@ def packed(
         (rollout_id,) = tree.rollouts
         if rollout_id in worth:
             groups.setdefault(by_id[rollout_id].group, []).append(prune(tree, algo.leaf_filter, algo.auxiliary))
+    if algo.normaliser == "call":
+        merged = [merge([tree]) for group in groups.values() for tree in group]
+    else:
+        merged = [merge(group) for group in groups.values()]
+    order = best_fit([tree.num_tokens for tree in merged], experiment.learner.token_budget)
     return pack(
-        [merge([tree]) for group in groups.values() for tree in group]
-        if algo.normaliser == "call"
-        else [merge(group) for group in groups.values()],
+        [merged[index] for index in order],
         worth,
         algo.normaliser,
         algo.constant_tokens,

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from clawexp.batch.batch import (
     gains,
-    largest_part,
     trained,
     tree_token_ratio,
     validate,
@@ -81,7 +80,7 @@ class Learner:
             "learner/tree_token_ratio": tree_token_ratio(batch),
             "learner/unique_tokens": float(len(loss_at)),
             "learner/trained_tokens": float(loss_at.sum()),
-            "learner/largest_pass_tokens": float(largest_part(batch, self.passes.tokens_per_pass(batch))),
+            **self.passes.measures(batch),
             **found.metrics,
         }
         if loss_at.any():

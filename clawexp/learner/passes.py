@@ -8,7 +8,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from clawexp.batch.batch import split
+from clawexp.batch.parts import Part, split
 from clawexp.learner.ranks import Ranks
 from clawexp.model.tree_pass import TreeTokens, tree_backward, tree_logprobs
 from clawexp.model.tree_policy import TreePolicy
@@ -93,20 +93,31 @@ class Passes:
 
     def _parts(self, batch: TensorDict, mask: Tensor) -> Iterator[tuple[TensorDict, Tensor, slice]]:
         """This rank's parts of a batch; which of their tokens are targets, and where those stand among all targets."""
-        parts = list(split(batch, self.tokens_per_pass(batch)))
-        first = 0
+        parts = self.parts(batch)
         places: list[tuple[Tensor, slice]] = []
         rows = 0
         for part in parts:
-            targets = mask[first : first + len(part["input_ids"])].nonzero().flatten()
+            targets = part.targets(mask)
             places.append((targets, slice(rows, rows + len(targets))))
-            first, rows = first + len(part["input_ids"]), rows + len(targets)
-        for index in self.ranks.share([len(part["input_ids"]) for part in parts]):
-            yield parts[index], *places[index]
+            rows += len(targets)
+        for index in self.ranks.share([part.tokens for part in parts]):
+            yield parts[index].batch, *places[index]
 
-    def tokens_per_pass(self, batch: TensorDict) -> int:
-        """At most so many, but for a tree that has more."""
-        return self.ranks.tokens_per_pass(self.options.token_budget, len(batch["input_ids"]))
+    def parts(self, batch: TensorDict) -> list[Part]:
+        """Those of all ranks. A tree is cut only where it has more tokens than a pass may."""
+        budget = self.options.token_budget
+        return list(split(batch, self.ranks.tokens_per_pass(budget, len(batch["input_ids"])), budget))
+
+    def measures(self, batch: TensorDict) -> dict[str, float]:
+        """How well a batch fits into passes."""
+        parts = self.parts(batch)
+        tokens = [part.tokens for part in parts]
+        return {
+            "learner/passes": float(len(parts)),
+            "learner/largest_pass_tokens": float(max(tokens, default=0)),
+            "learner/pass_fill": sum(tokens) / max(1, self.options.token_budget * len(parts)),
+            "learner/repeated_tokens": float(sum(part.repeated for part in parts)),
+        }
 
 
 def tree_tokens(part: TensorDict) -> TreeTokens:

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from made_rollouts import call, random_trees, rollout, two_turns
+from made_rollouts import random_trees, two_turns
 
-from clawexp.batch.batch import credited, load, save, split, sum_over_owners, trained, tree_token_ratio, validate
+from clawexp.batch.batch import credited, load, save, sum_over_owners, trained, tree_token_ratio, validate
 from clawexp.batch.pack import pack
 from clawexp.errors import LearnerError
 from clawexp.tree.forest import merge
@@ -45,29 +45,9 @@ def test_merged_rollouts_of_both_signs_leave_a_shared_token_both_sums():
     validate(batch)
 
 
-def test_random_sessions_pack_into_valid_batches_that_split_into_valid_parts():
-    for seed in range(12):
-        batch = by_return(pack(random_trees(seed), {"r0": 1.0, "r1": -1.0}))
-        validate(batch)
-        for budget in (1, 20, 10_000):
-            parts = list(split(batch, budget))
-            for part in parts:
-                validate(part)
-                assert len(part["parent"]) <= budget or int((part["parent"] < 0).sum()) == 1
-            for key in ("input_ids", "position", "decision", "positive", "owners", "within", "flat_tokens"):
-                assert torch.equal(torch.cat([part[key] for part in parts]), batch[key])
-
-
-def test_parts_are_as_few_as_neighbours_allow():
-    trees = [grow(rollout([call("c0", [n], [n, n])], f"r{n}")) for n in range(5)]
-    sizes = [len(part["parent"]) for part in split(pack(trees, {}), 7)]
-    assert sizes == [6, 6, 3]
-
-
-def test_a_batch_without_trees_is_valid_and_has_no_parts():
+def test_a_batch_without_trees_is_valid():
     batch = pack([], {})
     validate(batch)
-    assert list(split(batch, 10)) == []
     assert tree_token_ratio(batch) == 0.0
 
 

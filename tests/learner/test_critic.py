@@ -25,7 +25,7 @@ from clawexp.spec import LearnerOptions
 from clawexp.tree.forest import merge, prune
 from clawexp.tree.tree import Tree, grow
 
-CONF = Path(__file__).parents[1] / "conf"
+CONF = Path(__file__).parents[2] / "conf"
 RETURNS = {"r0": 1.0, "r1": 0.0, "r2": 0.25, "r3": 0.5}
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -16,7 +16,7 @@ from clawexp.learner.judgement import credited_now, judged
 from clawexp.tree.forest import merge
 from clawexp.tree.tree import grow
 
-OPTION = Path(__file__).parents[1] / "conf" / "algo" / "grpo.yaml"
+OPTION = Path(__file__).parents[2] / "conf" / "algo" / "grpo.yaml"
 
 
 def grpo(**other: Any) -> Grpo:

@@ -24,7 +24,7 @@ from clawexp.spec import LearnerOptions
 from clawexp.tree.forest import merge, prune
 from clawexp.tree.tree import Tree, grow
 
-CONF = Path(__file__).parents[1] / "conf"
+CONF = Path(__file__).parents[2] / "conf"
 ADVANTAGES = {"r0": 1.0, "r1": -0.5, "r2": 0.25, "r3": -0.75}
 FEW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -260,12 +260,17 @@ def test_without_old_logprobs_the_update_is_that_of_a_separate_pass(tmp_path, mo
         torch.testing.assert_close(weight, same, rtol=1e-6, atol=1e-7)
 
 
-def test_micro_batches_add_up_to_the_whole_batch(tmp_path):
-    whole, parts = exact(tmp_path / "policy"), exact(tmp_path / "policy", budget=1)
+@pytest.mark.parametrize("mode", ["chain", "dfs"])
+@pytest.mark.parametrize("budget", [1, 20, 40])
+def test_micro_batches_of_trees_and_of_their_branches_add_up_to_the_whole_batch(tmp_path, budget, mode):
+    whole, parts = exact(tmp_path / "policy", mode=mode), exact(tmp_path / "policy", mode=mode, budget=budget)
     batch = pack(trees_of(0), ADVANTAGES)
     one, other = whole.update(batch), parts.update(batch)
-    assert (one["learner/largest_pass_tokens"], other["learner/largest_pass_tokens"]) == (201, 53)
-    for key in one.keys() - {"learner/tokens_per_s", "learner/largest_pass_tokens"}:
+    of_passes = {f"learner/{name}" for name in ("passes", "largest_pass_tokens", "pass_fill", "repeated_tokens")}
+    assert (one["learner/passes"], one["learner/largest_pass_tokens"]) == (1, 201)
+    assert other["learner/largest_pass_tokens"] <= max(budget, int(batch["position"].max()) + 1)
+    assert other["learner/repeated_tokens"] > 0
+    for key in one.keys() - of_passes - {"learner/tokens_per_s"}:
         assert one[key] == pytest.approx(other[key], rel=1e-9), key
     for weight, same in zip(state(whole), state(parts), strict=True):
         torch.testing.assert_close(weight, same)

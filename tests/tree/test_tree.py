@@ -224,7 +224,7 @@ def test_an_answer_without_a_prompt_is_refused():
 @pytest.fixture(scope="module")
 def fuzz() -> ModuleType:
     """The program that compares many more random sessions with an oracle."""
-    spec = importlib.util.spec_from_file_location("fuzz_tree", Path(__file__).parents[1] / "benchmarks/fuzz_tree.py")
+    spec = importlib.util.spec_from_file_location("fuzz_tree", Path(__file__).parents[2] / "benchmarks/fuzz_tree.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
