@@ -15,6 +15,8 @@ from clawexp.records import Finished, Image, Launch, Link, Needs, Owner, Sandbox
 
 Normaliser = Literal["rollout", "prompt", "token", "constant", "call"]
 """See `clawexp.batch.pack.pack`."""
+Siblings = Literal["none", "anchor", "tree"]
+"""See `clawexp.learner.siblings.beside_siblings`."""
 LeafFilter = Literal["cause", "paper"]
 Auxiliary = Literal["full", "drop"] | Annotated[float, Field(gt=0, lt=1)]
 """See `clawexp.tree.forest.prune` for both."""
@@ -255,7 +257,17 @@ class Algo(Protocol):
 
     @property
     def critic(self) -> CriticOptions | None:
-        """None: the advantage of a token is what its rollout is worth."""
+        """None: the advantage of a token is what its rollout is worth, and what its answer is beside its siblings."""
+        ...
+
+    @property
+    def siblings(self) -> Siblings:
+        """How answers to one prompt are compared; `none` where there is a critic."""
+        ...
+
+    @property
+    def sibling_factor(self) -> float:
+        """Weight of that comparison."""
         ...
 
     def worth(self, rewards: Sequence[float], groups: Sequence[tuple[str, str]], valid: Sequence[bool]) -> list[float]:

@@ -7,13 +7,14 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean, stdev
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from clawexp.algo.surrogate import Surrogate
 from clawexp.component import component
 from clawexp.errors import LearnerError
+from clawexp.protocols import Siblings
 
 
 @component
@@ -22,12 +23,23 @@ class Grpo(Surrogate):
 
     baseline: Literal["leave_one_out", "group_mean"]
     scale_by_std: bool
+    siblings: Siblings
+    sibling_factor: Annotated[float, Field(gt=0)]
+    """See `clawexp.learner.siblings.beside_siblings`."""
     std_floor: Annotated[float, Field(gt=0)]
     """Continuous rewards come arbitrarily close together; a smaller spread is not blown up."""
     extra_rounds: Annotated[int, Field(ge=0)]
     """How often a step may try further tasks until it has its number of groups with spread; the others are left out."""
     recompute_old: bool
     """Score the batch in a pass of its own before the update, instead of in the update's own pass."""
+
+    @model_validator(mode="after")
+    def _compares(self) -> Self:
+        if self.siblings != "none" and self.normaliser == "call":
+            raise ValueError(
+                f"siblings={self.siblings} compares rollouts in one tree, and with normaliser=call each has its own"
+            )
+        return self
 
     @property
     def critic(self) -> None:

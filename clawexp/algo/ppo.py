@@ -83,6 +83,14 @@ class Ppo(Surrogate):
         return True
 
     @property
+    def siblings(self) -> Literal["none"]:
+        return "none"
+
+    @property
+    def sibling_factor(self) -> float:
+        return 1.0
+
+    @property
     def extra_rounds(self) -> int:
         """A critic learns from groups without spread, too."""
         return 0

@@ -38,7 +38,7 @@ class Sft:
     grad_clip: Annotated[float, Field(gt=0)]
     """Largest norm of the gradient."""
     normaliser: Literal["rollout", "prompt", "token"]
-    """See `clawexp.pack.pack`."""
+    """See `clawexp.batch.pack.pack`."""
     auxiliary: Auxiliary
     leaf_filter: LeafFilter
     """See `clawexp.tree.forest.prune`."""
@@ -52,6 +52,14 @@ class Sft:
     def min_group(self) -> int:
         """A rollout is imitated alone."""
         return 1
+
+    @property
+    def siblings(self) -> Literal["none"]:
+        return "none"
+
+    @property
+    def sibling_factor(self) -> float:
+        return 1.0
 
     @property
     def extra_rounds(self) -> int:

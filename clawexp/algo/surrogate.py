@@ -50,7 +50,7 @@ class Surrogate:
     veto: Annotated[float, Field(gt=0, lt=1)] | None
     """For these four see `clawexp.algo.correction`."""
     normaliser: Normaliser
-    """See `clawexp.pack.pack`."""
+    """See `clawexp.batch.pack.pack`."""
     constant_tokens: Annotated[int, Field(ge=1)]
     min_group: Annotated[int, Field(ge=1)]
     """A group with fewer valid rollouts is left out."""

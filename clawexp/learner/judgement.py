@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clawexp.batch.batch import credited, over_rollouts, shared, with_columns
 from clawexp.learner.critic import Critic, Decisions
+from clawexp.learner.siblings import beside_siblings
 from clawexp.protocols import Algo
 
 
@@ -42,7 +43,11 @@ class Judged:
 
 def judged(batch: TensorDict, algo: Algo, critic: Critic | None, scorer: Scorer) -> Judged:
     """What stays as it is over all updates on a batch."""
-    seen, advantage = None, batch["worth"][batch["owners"]]
+    seen = None
+    if algo.siblings == "none":
+        advantage = batch["worth"][batch["owners"]]
+    else:
+        advantage = beside_siblings(batch, algo.siblings, algo.sibling_factor)
     if critic is not None:
         logprob, hidden = scorer.decision_states(batch)
         if "old_logprob" not in batch:
