@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from clawexp.algo.surrogate import Decay
 from clawexp.component import component
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Sft:
     """Imitation of rollouts that went well. It makes no rollouts of its own."""
 
-    runs: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Folders of the runs that are imitated."""
+    runs: tuple[str, ...]
+    """Folders of the runs that are imitated, at least one."""
     min_reward: float
     """Of a rollout that is."""
     held_out: Annotated[float, Field(ge=0, lt=1)]
@@ -42,6 +42,15 @@ class Sft:
     auxiliary: Auxiliary
     leaf_filter: LeafFilter
     """See `clawexp.tree.forest.prune`."""
+
+    @field_validator("runs")
+    @classmethod
+    def _named(cls, runs: tuple[str, ...]) -> tuple[str, ...]:
+        if not runs:
+            raise ValueError(
+                "no run is named; give folders of earlier ones, as in 'algo.runs=[runs/2026-01-31/120000]'"
+            )
+        return runs
 
     @property
     def constant_tokens(self) -> int:
