@@ -177,7 +177,7 @@ def test_ranks_die_with_the_driver_however_it_ends(tmp_path: Path) -> None:
     folder = tiny_policy(tmp_path / "policy")
     script = textwrap.dedent(f"""
         import asyncio, sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
         from pathlib import Path
         from test_ranked_learner import grpo, options
         from clawexp.learner.ranked_learner import open_learner
