@@ -20,6 +20,7 @@ SHARED_TESTS = {
     "capture/way_in.py": "capture/test_interception.py",
     "capture/admin.py": "capture/test_boundary.py",
     "capture/caller.py": "capture/test_proxy.py",
+    "capture/client.py": "capture/test_inbound.py",
     "capture/dialects/anthropic_answer.py": "capture/test_anthropic_messages.py",
     "capture/dialects/anthropic_content.py": "capture/test_anthropic_messages.py",
     "capture/dialects/dialect.py": "capture/test_proxy.py",

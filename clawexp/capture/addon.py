@@ -12,6 +12,7 @@ from mitmproxy.proxy.layer import NextLayer
 from mitmproxy.proxy.layers.http import HttpLayer
 
 from clawexp.capture.awaited import RESET_S, Awaited
+from clawexp.capture.client import has_left
 from clawexp.capture.decoding import too_long
 from clawexp.capture.dialects.dialect import Asked
 from clawexp.capture.dialects.table import DIALECTS
@@ -21,6 +22,7 @@ from clawexp.capture.inbound import Inbound
 from clawexp.capture.keep_alive import AnsweredHttp
 from clawexp.capture.passage import Blocked, Passage, Passages, password
 from clawexp.capture.service import CaptureService, Incoming, unavailable
+from clawexp.capture.unserved import SILENT_S, Unserved
 from clawexp.capture.upstream import Upstream
 
 FAILED = DIALECTS[-1].refuse(unavailable(), stream=False)
@@ -43,6 +45,7 @@ class CaptureAddon:
         """By client connection: the answer that is being made."""
         self._tunnels: dict[str, Passage] = {}
         """By client connection."""
+        self._unserved = Unserved()
         self.garbage: Garbage | None = None
         """Set once everything is loaded."""
         self.serving = asyncio.Event()
@@ -51,12 +54,15 @@ class CaptureAddon:
     def running(self) -> None:
         self.serving.set()
 
+    def client_connected(self, client: connection.Client) -> None:
+        self._unserved.expect(client, SILENT_S)
+
     def next_layer(self, nextlayer: NextLayer) -> None:
         if type(nextlayer.layer) is HttpLayer:
             # It has been placed among its neighbours already, and differs only in what it makes for a client.
             nextlayer.layer.__class__ = AnsweredHttp
             context = nextlayer.layer.context
-            nextlayer.layer.connections[context.client] = Inbound(context.fork())
+            nextlayer.layer.connections[context.client] = Inbound(context.fork(), self._unserved)
 
     def http_connect(self, flow: http.HTTPFlow) -> None:
         flow.response = PENDING  # whatever goes wrong here, no tunnel is opened
@@ -140,10 +146,14 @@ class CaptureAddon:
 
     def response(self, flow: http.HTTPFlow) -> None:
         exchange = flow.metadata.get("exchange")
-        if isinstance(exchange, Exchange) and not flow.client_conn.state & ConnectionState.CAN_WRITE:
+        if not isinstance(exchange, Exchange):
+            return
+        # The loop may not have got round yet to what the connection knows.
+        if not flow.client_conn.state & ConnectionState.CAN_WRITE or has_left(flow.client_conn):
             exchange.delivered = False
 
     def client_disconnected(self, client: connection.Client) -> None:
+        self._unserved.forget(client)
         self._tunnels.pop(client.id, None)
         for task in self._waiting.pop(client.id, ()):
             task.cancel()

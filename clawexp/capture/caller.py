@@ -8,6 +8,7 @@ from typing import Any
 
 from clawexp.capture.exchange import Exchange
 from clawexp.capture.generation import Sampler
+from clawexp.capture.meaning import digests
 from clawexp.capture.message import Answer, Finish, Message, Parsed, Request
 from clawexp.capture.open_rollout import OpenRollout
 from clawexp.capture.rendering import Rendering
@@ -68,11 +69,13 @@ class Caller:
         parsed = self.rendering.parse(sampled.generation.ids)
         message, edits = self.rules.answer(_said(parsed, exchange))
         exchange.call_id, exchange.rewritten = f"{rollout.opening.rollout_id}/{exchange.position}", bool(edits)
+        answer = _answer(message, parsed.verdict, exchange, sampled)
+        # What could fail comes before the commit: a call that is in the journal has its answer sent.
+        answered = digests(answer.message)
         rollout.conversation.attach(exchange, sampled.generation.ids)
         call = _record(rollout, exchange, sampled, parsed.verdict, edits)
         await rollout.commit(call, exchange.prompt[exchange.shared :].tolist())
-        answer = _answer(message, parsed.verdict, exchange, sampled)
-        rollout.conversation.settle(exchange, answer)
+        rollout.conversation.settle(exchange, answer, answered)
         return answer
 
     async def _sample(

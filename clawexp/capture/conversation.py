@@ -12,7 +12,6 @@ from clawexp.capture.exchange import Exchange
 from clawexp.capture.fork import classify
 from clawexp.capture.history import History, View
 from clawexp.capture.lineage import Lineage
-from clawexp.capture.meaning import meaning, thought
 from clawexp.capture.message import Answer, Request
 from clawexp.capture.rendering import Rendering
 from clawexp.records import Edit
@@ -93,7 +92,7 @@ class Conversation:
 
     def count(self, request: Request) -> int:
         """Tokens that the prompt of such a request has, by the same rendering. Raises Refused."""
-        base = self._longest(self._history.view(request))
+        base = self._longest(self._history.view(request, keep=False))
         added = self._added(base, request)
         if base is not None and base.sequence is not None and added is not None:
             return len(base.sequence) + len(added)
@@ -108,6 +107,7 @@ class Conversation:
         """Forget a request that got no answer."""
         self._exchanges.remove(exchange)
         exchange.end.asked.remove(exchange)
+        self._history.prune(exchange.end)
 
     def overflow(self) -> None:
         """A request did not fit the context; what comes next without tools is compaction."""
@@ -126,11 +126,11 @@ class Conversation:
         if exchange.shared == len(parent.sequence) and exchange.cause != "retry":
             exchange.cause = "continue"
 
-    def settle(self, exchange: Exchange, answer: Answer) -> None:
+    def settle(self, exchange: Exchange, answer: Answer, digests: tuple[bytes, bytes]) -> None:
         """Add an answer, once its call is in the journal: later requests may build on it, unless the harness was told
-        something else."""
+        something else. `digests` are what `clawexp.capture.meaning.digests` gives of its message."""
         exchange.answer = answer
-        exchange.answered, exchange.thought = meaning(answer.message), thought(answer.message)
+        exchange.answered, exchange.thought = digests
         if exchange.kind == "main":
             self._overflowed = False
 

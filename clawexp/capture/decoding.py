@@ -8,6 +8,9 @@ from clawexp.capture.message import Refused
 
 LONGEST_BODY = 32 * 2**20
 """Bytes. The longest context in tokens is far shorter; what is longer would only keep others waiting."""
+MOST_STREAMS = 64
+SLICE = 2**16
+"""Bytes."""
 EITHER_HEADER = zlib.MAX_WBITS + 32
 """zlib finds out by itself whether gzip or zlib wrote it."""
 
@@ -39,11 +42,25 @@ def too_long(size: str) -> Refused:
 
 def _inflated(body: bytes) -> bytes:
     """Of one stream or, as gzip allows, of several behind each other; one byte more than the limit at most."""
-    content = b""
-    while body and len(content) <= LONGEST_BODY:
-        stream = zlib.decompressobj(EITHER_HEADER)
-        content += stream.decompress(body, LONGEST_BODY + 1 - len(content))
-        if not stream.eof and len(content) <= LONGEST_BODY:
-            raise EOFError("it ends too soon")
-        body = stream.unused_data
-    return content
+    content, at = bytearray(), 0
+    for _ in range(MOST_STREAMS):
+        at = _inflate(memoryview(body), at, content)
+        if at == len(body) or len(content) > LONGEST_BODY:
+            return bytes(content)
+    raise EOFError(f"it holds more than {MOST_STREAMS} streams")
+
+
+def _inflate(body: memoryview, at: int, content: bytearray) -> int:
+    """Add to `content` what the stream at `at` unfolds to; where it ends. zlib copies what it leaves over, so it is
+    given a slice at a time.
+    """
+    stream, rest = zlib.decompressobj(EITHER_HEADER), b""
+    while not stream.eof and len(content) <= LONGEST_BODY:
+        if not rest:
+            rest = body[at : at + SLICE]
+            at += len(rest)
+            if not rest:
+                raise EOFError("it ends too soon")
+        content += stream.decompress(rest, LONGEST_BODY + 1 - len(content))
+        rest = stream.unconsumed_tail
+    return at - len(stream.unused_data)

@@ -5,12 +5,16 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from clawexp.capture.message import Parsed, ToolCall
 
 BLOCK = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 THOUGHT = re.compile(r"\s*<think>(.*?)(?:</think>|\Z)", re.DOTALL)
+
+DEEPEST = 128
+"""Levels of a tool call's arguments; readers and writers of JSON fail at a few hundred."""
 
 
 def parse_text(text: str, ended: bool) -> Parsed:
@@ -50,9 +54,27 @@ def _attempt(block: str) -> ToolCall | None:
     return ToolCall(name=value.get("name", ""), arguments=value.get("arguments", {}))
 
 
+def _shallow(value: Any) -> bool:
+    """Whether it nests less than `DEEPEST` deep. No recursion: how deep that goes depends on who calls."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [inner for item in level for inner in _inside(item)]
+        if not level:
+            return True
+    return False
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
 def _sound(call: ToolCall) -> bool:
     """Whether a harness that reads JSON as JavaScript does can take it."""
     if not isinstance(call.name, str) or not call.name or not isinstance(call.arguments, dict):
+        return False
+    if not _shallow(call.arguments):
         return False
     try:
         # There every number is a float, and one of 309 digits infinite.

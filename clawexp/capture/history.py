@@ -68,8 +68,8 @@ class History:
     def __init__(self) -> None:
         self._first: dict[bytes, Turn] = {}
 
-    def view(self, request: Request) -> View:
-        """A request among those before it; its messages are kept from now on."""
+    def view(self, request: Request, *, keep: bool = True) -> View:
+        """A request among those before it; its messages are kept from now on, or not, as of one that is no call."""
         turns: list[Turn] = []
         thoughts: dict[int, bytes] = {}
         above, level = None, self._first
@@ -77,8 +77,9 @@ class History:
             digest = meaning(message)
             turn = level.get(digest)
             if turn is None:
-                # Another thread may count the tokens of the same messages just now.
-                turn = level.setdefault(digest, Turn(digest, message.role, above, place))
+                turn = Turn(digest, message.role, above, place)
+                if keep:
+                    level[digest] = turn
             turns.append(turn)
             if message.reasoning and (told := thought(message)):
                 thoughts[place] = told
@@ -86,3 +87,11 @@ class History:
         return View(
             turns=tuple(turns), thoughts=thoughts, tools=tools_meaning(request.tools), has_tools=bool(request.tools)
         )
+
+    def prune(self, end: Turn) -> None:
+        """Forget the messages that only a request had that ended here and is no call."""
+        turn: Turn | None = end
+        while turn is not None and not turn.asked and not turn.below:
+            level = self._first if turn.above is None else turn.above.below
+            level.pop(turn.meaning, None)
+            turn = turn.above

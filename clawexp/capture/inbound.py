@@ -4,24 +4,23 @@ mitmproxy's HTTP/1 server waits for the end of a request for as long as somethin
 client that has closed its own side for one that has left, and explains errors in HTML. This one does none of it.
 """
 
-import asyncio
 import json
-import select
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from mitmproxy import connection, ctx, http
+from mitmproxy import connection, http
 from mitmproxy.connection import ConnectionState
 from mitmproxy.net.http import http1
 from mitmproxy.proxy import commands, events, layer
 from mitmproxy.proxy.context import Context
-from mitmproxy.proxy.layers.http._events import HttpEvent, ResponseProtocolError
+from mitmproxy.proxy.layers.http._events import HttpEvent, ResponseData, ResponseProtocolError
 from mitmproxy.proxy.layers.http._http1 import Http1Server
-from mitmproxy.proxy.server import ConnectionHandler
 
-HEAD_S, BODY_S = 10.0, 120.0
-"""Time from a request's first byte to the end of its head, and from there to the end of its body."""
+from clawexp.capture.unserved import Unserved
+
+HEAD_S, BODY_S, KEPT_S = 10.0, 120.0, 600.0
+"""Time from a request's first byte to the end of its head, from there to the end of its body, and from an answer to the
+next request."""
 LONGEST_HEAD = 64 * 2**10
 """Bytes."""
 LONGEST_AHEAD = 2**20
@@ -40,23 +39,28 @@ class HalfClosedHook(commands.StartHook):
 class Inbound(Http1Server):
     """Bounded in time and bytes; serves a client that has closed its side; says what is wrong in JSON."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, unserved: Unserved) -> None:
         super().__init__(context)
-        self._clock: asyncio.TimerHandle | None = None
+        self._unserved = unserved
         self._limit_s: float | None = None
-        """While a request is there in part, the time that this part may take; it is what the clock runs for."""
+        """While a request is awaited, the time that its next part may take; it is what the clock runs for."""
         self._half_closed = False
+
+    def _handle_event(self, event: events.Event) -> layer.CommandGenerator[None]:
+        yield from super()._handle_event(event)
+        self._time()
 
     def send(self, event: HttpEvent) -> layer.CommandGenerator[None]:
         if isinstance(event, ResponseProtocolError):
             return self._plainly(super().send(event), event.message)
+        if isinstance(event, ResponseData) and self.request and self.request.method == "HEAD":
+            return _nothing()
         return super().send(event)
 
     def read_headers(self, event: events.ConnectionEvent) -> layer.CommandGenerator[None]:
         yield from self._plainly(super().read_headers(event), MALFORMED)
         if self.state == self.read_headers and len(self.buf) > LONGEST_HEAD:
             yield from self._turned_away(431, f"The head of a request may have {LONGEST_HEAD} bytes.")
-        self._time()
 
     def read_body(self, event: events.Event) -> layer.CommandGenerator[None]:
         try:
@@ -66,7 +70,8 @@ class Inbound(Http1Server):
                 yield command
         except NotImplementedError:  # mitmproxy's way to say that it reads no trailers
             yield from self._turned_away(400, "A request whose chunks have a trailer is not read.")
-        self._time()
+        if self.state == self.read_body and len(self.buf) > LONGEST_HEAD:
+            yield from self._turned_away(431, f"What stands between chunks may have {LONGEST_HEAD} bytes.")
 
     def wait(self, event: events.Event) -> layer.CommandGenerator[None]:
         ended = isinstance(event, events.ConnectionClosed)
@@ -98,31 +103,24 @@ class Inbound(Http1Server):
         self.state = self.done
 
     def _time(self) -> None:
+        """Let the clock run for the part of a request that is awaited now, from when that began."""
         limit_s = self._limit()
         if limit_s == self._limit_s:
             return
-        if self._clock is not None:
-            self._clock.cancel()
-        loop = asyncio.get_running_loop()
-        self._clock = None if limit_s is None else loop.call_later(limit_s, _hang_up, self.context.client)
         self._limit_s = limit_s
+        if limit_s is None:
+            self._unserved.forget(self.context.client)
+        else:
+            self._unserved.expect(self.context.client, limit_s)
 
     def _limit(self) -> float | None:
+        if not self.conn.connected:
+            return None
         if self.state == self.read_body:
             return BODY_S
-        return HEAD_S if self.state == self.read_headers and self.buf and self.conn.connected else None
-
-
-def has_left(client: connection.Client) -> bool:
-    """Whether nobody reads what is sent to a client. By TCP it is known only after something was sent to it."""
-    handler = _handler(client)
-    transport = handler and handler.transports.get(client)
-    writer: Any = transport and transport.writer
-    if not writer or writer.is_closing():
-        return True
-    poll = select.poll()
-    poll.register(writer.get_extra_info("socket"), 0)  # errors and hang-ups are told in any case
-    return bool(poll.poll(0))
+        if self.state == self.read_headers:
+            return HEAD_S if self.buf else KEPT_S
+        return None
 
 
 def error_response(status: int, message: str) -> bytes:
@@ -133,14 +131,6 @@ def error_response(status: int, message: str) -> bytes:
     return http1.assemble_response(http.Response.make(status, body, headers))
 
 
-def _hang_up(client: connection.Client) -> None:
-    handler = _handler(client)
-    transport = handler and handler.transports.get(client)
-    if transport and transport.handler:
-        transport.handler.cancel("the request took too long to come")
-
-
-def _handler(client: connection.Client) -> ConnectionHandler | None:
-    """Who serves the client, while it is there."""
-    servers: Any = ctx.master.addons.get("proxyserver")
-    return servers.connections.get(client.id)
+def _nothing() -> layer.CommandGenerator[None]:
+    """Of an answer to HEAD, the body: whoever keeps the connection would take it for the next answer."""
+    yield from ()

@@ -88,6 +88,7 @@ class CallJournal(AppendLog):
 
     def __init__(self, path: Path, *, syncer: Syncer | None) -> None:
         """Without a syncer a call survives the process's end, not the machine's. Raises JournalError."""
+        self._syncing = 0
         super().__init__(path, fsync=syncer is not None)
         self._syncer = syncer
         if os.fstat(self._file).st_size:
@@ -106,7 +107,23 @@ class CallJournal(AppendLog):
         with self._closed_on_error():
             self._write(_written(call, new_ids))
             if self._syncer is not None:
-                await self._syncer.sync(self._file)
+                await self._synced(self._syncer, self._file)
+
+    async def _synced(self, syncer: Syncer, file: int) -> None:
+        self._syncing += 1
+        try:
+            await syncer.sync(file)
+        finally:
+            self._syncing -= 1
+            if self._file < 0 and not self._syncing:
+                os.close(file)
+
+    def close(self) -> None:
+        """Idempotent. A descriptor that is being synced is closed after that: its number might be another file's."""
+        if self._syncing:
+            self._file = -1
+        else:
+            super().close()
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:

@@ -16,9 +16,9 @@ from mitmproxy.proxy.layers.http import HttpLayer, HttpStream, SendHttp
 from mitmproxy.proxy.layers.http._events import ResponseData, ResponseHeaders
 
 from clawexp.capture.awaited import AnswerHook, AwaitAnswerHook, Awaited, AwaitResetHook
+from clawexp.capture.client import has_left
 from clawexp.capture.decoding import LONGEST_BODY
 from clawexp.capture.dialects.reply import STREAM
-from clawexp.capture.inbound import has_left
 from clawexp.capture.listeners import Listeners
 from clawexp.capture.upstream import LONGEST_KEPT
 
@@ -129,7 +129,7 @@ class AnsweredStream(HttpStream):
         pinged = False
         while not awaited.done:
             if awaited.ping and not pinged:
-                yield SendHttp(ResponseHeaders(self.stream_id, _stream_head(), False), self.context.client)
+                yield SendHttp(ResponseHeaders(self.stream_id, self._stream_head(), False), self.context.client)
                 pinged = True
             yield from self._say_something(awaited, pinged)
             yield AwaitAnswerHook(self.flow)
@@ -151,6 +151,15 @@ class AnsweredStream(HttpStream):
             yield AwaitResetHook(self.flow)
             if has_left(self.context.client):
                 yield commands.CloseConnection(self.context.client)
+
+    def _stream_head(self) -> http.Response:
+        head = http.Response.make(200, b"", dict(STREAM))
+        del head.headers["content-length"]
+        if self.flow.request.is_http11:
+            head.headers["transfer-encoding"] = "chunked"
+        else:  # the connection's end is the stream's
+            head.headers["connection"] = "close"
+        return head
 
     def flow_done(self) -> layer.CommandGenerator[None]:
         """What the stream holds goes with it: it refers to itself here, and would wait for a full collection."""
@@ -195,13 +204,6 @@ def _told(hook: commands.StartHook) -> bool:
 def _over(_event: events.Event) -> layer.CommandGenerator[None]:
     """The state of a stream that is done."""
     yield from ()
-
-
-def _stream_head() -> http.Response:
-    head = http.Response.make(200, b"", dict(STREAM))
-    del head.headers["content-length"]
-    head.headers["transfer-encoding"] = "chunked"
-    return head
 
 
 def _go_on() -> http.Response:

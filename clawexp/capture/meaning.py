@@ -40,6 +40,11 @@ def thought(message: Message) -> bytes:
     return hashlib.sha256(reasoning.encode("utf-8", "surrogatepass")).digest() if reasoning else b""
 
 
+def digests(message: Message) -> tuple[bytes, bytes]:
+    """Both of an answer."""
+    return meaning(message), thought(message)
+
+
 def tools_meaning(tools: Tools) -> bytes:
     """Digest of the tool schemas as they are rendered: order counts, of tools and of keys."""
     return hashlib.sha256(dumps([dict(tool) for tool in tools])).digest()
@@ -67,24 +72,24 @@ def _value(arguments: Any) -> Any:
 def _text(value: Any, *, sort: bool = False) -> str:
     """orjson writes fractions as JavaScript does, but neither half of a surrogate pair nor more than 64 bits."""
     try:
-        plain = _plain(value, lambda whole: orjson.Fragment(str(whole)))
+        plain = _plain(value, orjson.Fragment)
         return orjson.dumps(plain, option=orjson.OPT_SORT_KEYS if sort else None).decode()
     except orjson.JSONEncodeError:
-        text = json.dumps(_plain(value, int), ensure_ascii=False, sort_keys=sort, separators=(",", ":"))
+        text = json.dumps(_plain(value, json.loads), ensure_ascii=False, sort_keys=sort, separators=(",", ":"))
         return SURROGATE.sub(lambda lone: f"\\u{ord(lone[0]):04x}", text)
 
 
-def _plain(value: Any, large: Callable[[int], Any]) -> Any:
+def _plain(value: Any, number: Callable[[str], Any]) -> Any:
     """Numbers as JavaScript keeps them: 1.0 is 1, 2**60 + 1 is 2**60, 10**21 is 1e+21, and 1e400 is null.
 
-    `large` wraps integers that take more than 63 bits.
+    `number` takes those that orjson writes in another way, as they are written there.
     """
     if isinstance(value, str):
         return value
     if isinstance(value, Mapping):
-        return {key: _plain(item, large) for key, item in value.items()}
+        return {key: _plain(item, number) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, large) for item in value]
+        return [_plain(item, number) for item in value]
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > EXACT:
         try:
             value = float(value)
@@ -95,6 +100,11 @@ def _plain(value: Any, large: Callable[[int], Any]) -> Any:
     if not math.isfinite(value):
         return None
     if not value.is_integer() or abs(value) >= 1e21:
-        return value
-    whole = int(Decimal(repr(value)))  # the shortest digits that are this double, and zeros
-    return whole if abs(whole) < 2**63 else large(whole)
+        return number(f"{_digits(value):f}") if 1e-6 <= abs(value) < 1e-5 else value
+    whole = int(_digits(value))
+    return whole if abs(whole) < 2**63 else number(str(whole))
+
+
+def _digits(value: float) -> Decimal:
+    """The fewest that are this double, and zeros."""
+    return Decimal(repr(value))

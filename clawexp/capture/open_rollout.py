@@ -1,6 +1,7 @@
 """A rollout while the boundary serves it: its conversation, its journal, and what is counted until it is closed."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,9 +11,13 @@ from typing import Any
 
 from clawexp.capture.conversation import Conversation
 from clawexp.capture.journal import CallJournal
+from clawexp.capture.message import Reply
 from clawexp.capture.raw import RawLog
+from clawexp.errors import JournalError
 from clawexp.records import CallRecord
 from clawexp.rule import NOTED
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +84,16 @@ class OpenRollout:
         self.rules.update(edit.rule.removeprefix(NOTED) for edit in call.edits if edit.rule.startswith(NOTED))
         if self.last is None or call.position > self.last.position:
             self.last = call
+
+    async def keep_raw(self, call_id: str, path: str, request: bytes, reply: Reply) -> None:
+        """Where the experiment asks for it. No answer is withheld for what is kept to be looked at."""
+        if self.raw is None:
+            return
+        try:
+            await self.raw.keep(call_id, path, request, reply)
+        except JournalError as error:
+            log.error("rollout %s: %s; nothing more of it is kept raw", self.opening.rollout_id, error)
+            self.raw = None
 
     def close(self) -> None:
         """Idempotent."""

@@ -25,6 +25,7 @@ from clawexp.capture.roots import system_roots
 from clawexp.capture.rules import Rules
 from clawexp.capture.service import CaptureService
 from clawexp.capture.socket_server import unix_socket, widen_backlog
+from clawexp.capture.unserved import widen
 from clawexp.capture.upstream import Upstream
 from clawexp.child import read_settings, say_ready
 from clawexp.engine.client import EngineClient
@@ -67,6 +68,7 @@ def main() -> None:
     config = ProxyConfig(**read_settings())
     # What is read or encoded in a thread takes its turns with the loop, which gets its own at least so soon.
     sys.setswitchinterval(SWITCH_S)
+    widen()
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         uvloop.run(serve(config))  # by a tenth less work than with the loop of the standard library

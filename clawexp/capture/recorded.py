@@ -19,7 +19,7 @@ from clawexp.capture.conversation import Conversation
 from clawexp.capture.dialects.dialect import Asked, Dialect
 from clawexp.capture.dialects.table import DIALECTS
 from clawexp.capture.exchange import Exchange
-from clawexp.capture.meaning import stringify
+from clawexp.capture.meaning import digests, stringify
 from clawexp.capture.message import Answer, Message
 from clawexp.capture.rendering import Rendering
 from clawexp.capture.tokenizer import Tokenizer
@@ -79,7 +79,7 @@ class Replayer:
         answer = Answer(id="", created=0, message=said, finish="stop", prompt_tokens=0, sampled_tokens=len(ids))
         exchange.call_id = str(position)
         conversation.attach(exchange, ids)
-        conversation.settle(exchange, answer)
+        conversation.settle(exchange, answer, digests(answer.message))
         return exchange
 
 

@@ -128,10 +128,11 @@ class CaptureService:
                 about = dialect.about(asked, self._caller.model)
                 if about is not None:
                     return Served(reply=about)
-                understood = await self._understood(dialect, incoming)
+                with _nested():
+                    understood = await self._understood(dialect, incoming)
                 answered = await self._serve(rollout, dialect, incoming, understood)
-                if rollout.raw is not None and answered.exchange is not None:
-                    await rollout.raw.keep(answered.exchange.call_id, asked.path, understood.body, answered.reply)
+                if answered.exchange is not None:
+                    await rollout.keep_raw(answered.exchange.call_id, asked.path, understood.body, answered.reply)
                 return answered
         except Refused as refused:
             return Served(reply=dialect.refuse(refused, stream=understood is not None and understood.request.stream))
@@ -157,7 +158,8 @@ class CaptureService:
             raise TooLong(understood.least, context)
         counting = next((each for each in COUNTING if each is dialect and each.counts(incoming.asked)), None)
         if counting is not None:
-            count = await _aside(len(understood.body), rollout.conversation.count, request)
+            with _nested():
+                count = await _aside(len(understood.body), rollout.conversation.count, request)
             return Served(reply=counting.count(count))
         if request.stream:
             incoming.may_ping(dialect.ping)
@@ -168,11 +170,13 @@ class CaptureService:
         if rollout.conversation.size >= self._max_calls:
             rollout.counts["final_answers"] += 1
             return Served(reply=dialect.answer(request, final_answer(), model))
-        exchange = rollout.conversation.arrive(request, understood.digest, rollout.take_position())
+        conversation = rollout.conversation
+        with _nested():
+            exchange = conversation.arrive(request, understood.digest, rollout.take_position())
         try:
-            conversation = rollout.conversation
-            if not await _aside(conversation.added_size(request, exchange), conversation.extend, exchange, request):
-                await _aside(len(understood.body), conversation.render, exchange, request)
+            with _nested():
+                if not await _aside(conversation.added_size(request, exchange), conversation.extend, exchange, request):
+                    await _aside(len(understood.body), conversation.render, exchange, request)
             answer = await self._caller.call(rollout, dialect.name, request, exchange, incoming.until_gone)
         finally:
             if exchange.answer is None:
@@ -205,10 +209,19 @@ def _read(dialect: Dialect, asked: Asked, body: bytes, encoding: str) -> Underst
 
 def _refuse_at_sight(asked: Asked, *, served: bool) -> None:
     """Raises Refused for what is not even looked at."""
-    if asked.headers.get("upgrade", "").lower() == "websocket":
+    if "websocket" in asked.headers.get("upgrade", "").lower():
         raise Refused("no_websocket", "Websockets are not served; send each request by itself.")
     if not served:
         raise Refused("not_found", f"Unknown request URL: {asked.method} {asked.path}.")
+
+
+@contextmanager
+def _nested() -> Iterator[None]:
+    """While a request is read and rendered, it alone decides how deep that goes."""
+    try:
+        yield
+    except RecursionError as error:
+        raise Refused("invalid_request", "The body of the request is nested too deeply.") from error
 
 
 @contextmanager
@@ -227,9 +240,6 @@ def _faults_marked(rollout: OpenRollout) -> Iterator[None]:
     except Refused:
         counts["refused"] += 1
         raise
-    except RecursionError as error:
-        counts["refused"] += 1
-        raise Refused("invalid_request", "The body of the request is nested too deeply.") from error
     except EngineError as error:
         counts["engine_faults"] += 1
         log.error("rollout %s: %s", rollout_id, error)

@@ -7,6 +7,7 @@ calls, and a journalling file system writes most of them with the first.
 import asyncio
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 
@@ -16,6 +17,8 @@ class Syncer:
     def __init__(self) -> None:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._busy = False
+        self._thread = ThreadPoolExecutor(1, "sync")
+        """Its own, so that no call waits for what others read or encode."""
 
     async def sync(self, file: int) -> None:
         """Return when all that was written to the open `file` survives the machine's end. Raises OSError."""
@@ -29,7 +32,7 @@ class Syncer:
         batch, self._waiting = self._waiting, []
         self._busy = True
         files = [file for file, _ in batch]
-        done = asyncio.get_running_loop().run_in_executor(None, _sync, files)
+        done = asyncio.get_running_loop().run_in_executor(self._thread, _sync, files)
         done.add_done_callback(partial(self._ended, [synced for _, synced in batch]))
 
     def _ended(self, batch: Sequence[asyncio.Future[None]], done: asyncio.Future[list[OSError | None]]) -> None:

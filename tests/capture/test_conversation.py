@@ -7,7 +7,7 @@ import pytest
 
 from clawexp.capture.conversation import Conversation
 from clawexp.capture.exchange import Exchange
-from clawexp.capture.meaning import thought
+from clawexp.capture.meaning import digests, thought
 from clawexp.capture.message import Answer, Message, Request, Tools
 from clawexp.capture.rendering import Qwen3Rendering
 from clawexp.capture.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ class Talk:
         answer = Answer(id="", created=0, message=message, finish="stop", prompt_tokens=0, sampled_tokens=len(ids))
         exchange.call_id = f"r/{exchange.position}"
         self.conversation.attach(exchange, ids)
-        self.conversation.settle(exchange, answer)
+        self.conversation.settle(exchange, answer, digests(answer.message))
         return message
 
     def say(self, text: str, messages: Sequence[Message], tools: Tools = ()) -> Message:
@@ -255,3 +255,31 @@ def test_a_question_without_tools_beside_a_conversation_with_tools_is_auxiliary_
     talk.say("It is done.", [SYSTEM, TASK], TOOLS)
     assert talk.cause([Message(role="user", content="what comes next?")]) == ("subagent", "auxiliary")
     assert talk.cause([SYSTEM, Message(role="user", content="another task")], TOOLS) == ("rewrite", "main")
+
+
+def test_what_is_no_call_leaves_no_messages_behind(talk: Talk) -> None:
+    said = talk.say("ok", [SYSTEM, TASK])
+    kept = turns(talk)
+    many = tuple(Message(role="user", content=str(number)) for number in range(50))
+    request = Request(
+        messages=(SYSTEM, TASK, said, *many), tools=(), requested={}, max_tokens=None, stream=False, stream_usage=False
+    )
+    assert talk.conversation.count(request) > 50
+    assert turns(talk) == kept
+    talk.conversation.leave(talk.arrive(request.messages))
+    assert turns(talk) == kept
+    # Who asks the same at the same time keeps what both said.
+    one, other = talk.arrive(request.messages[:4]), talk.arrive(request.messages[:4])
+    talk.conversation.leave(one)
+    assert turns(talk) == kept + 2
+    talk.answer(other, "ok")
+    assert talk.cause([*request.messages[:4], Message(role="assistant", content="ok"), TASK])[0] == "continue"
+
+
+def turns(talk: Talk) -> int:
+    """Messages that the history holds."""
+    level, count = [talk.conversation._history._first], 0
+    while level:
+        found = [turn for below in level for turn in below.values()]
+        level, count = [turn.below for turn in found], count + len(found)
+    return count

@@ -1,4 +1,5 @@
 import gzip
+import time
 import zlib
 
 import pytest
@@ -22,6 +23,14 @@ def test_a_body_is_what_was_encoded(encoding: str, body: bytes) -> None:
 
 def test_gzip_may_come_in_several_pieces() -> None:
     assert decoded(gzip.compress(b"one, ") + gzip.compress(b"") + gzip.compress(b"two"), "gzip") == b"one, two"
+
+
+def test_gzip_in_more_pieces_than_anybody_writes_is_refused_at_once() -> None:
+    begin = time.process_time()
+    with pytest.raises(Refused, match="more than 64 streams"):
+        decoded(gzip.compress(b"") * (2**24 // len(gzip.compress(b""))), "gzip")
+    assert time.process_time() - begin < 5
+    assert decoded(gzip.compress(b"x" * 2**17) * 64, "gzip") == b"x" * 2**23
 
 
 @each_encoding

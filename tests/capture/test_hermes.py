@@ -38,3 +38,10 @@ def test_nothing_of_a_cut_answer_is_executed() -> None:
     text = 'Reading.<tool_call>{"name": "read", "arguments": {}}</tool_call> and'
     parsed = parse_text(text, ended=False)
     assert (parsed.verdict, parsed.content, parsed.tool_calls) == ("cut", text, ())
+
+
+@pytest.mark.parametrize(("depth", "verdict"), [(100, "tool_calls"), (200, "malformed"), (900, "malformed")])
+def test_arguments_that_nest_deeper_than_others_read_them_are_text(depth: int, verdict: str) -> None:
+    inner = "[" * depth + "]" * depth
+    parsed = parse_text(f'<tool_call>{{"name": "f", "arguments": {{"a": {inner}}}}}</tool_call>', ended=True)
+    assert parsed.verdict == verdict

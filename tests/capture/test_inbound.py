@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import os
+import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -173,6 +174,10 @@ BAD_HEADS: dict[str, tuple[int, bytes]] = {
     "an unknown coding": (400, b"POST / HTTP/1.1\r\ntransfer-encoding: magic\r\n\r\n"),
     "no chunk": (400, b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"),
     "a trailer": (400, b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: y\r\n\r\n"),
+    "a chunk's head without end": (
+        431, b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n5;" + b"a" * (LONGEST_HEAD + 70_000)),
+    "a trailer without end": (
+        431, b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: " + b"y" * (LONGEST_HEAD + 70_000)),
     "no end": (431, b"POST / HTTP/1.1\r\n" + b"x: " + b"y" * (LONGEST_HEAD + 70_000)),
 }  # fmt: skip
 
@@ -208,6 +213,63 @@ async def test_a_header_with_anything_in_it_is_read_or_refused(bench: Live, head
     assert answer(received)[0] in (200, 400, 401)
     assert b"\r\nx-name" not in received
     assert (await bench.boundary.close(rollout_id)).counts["capture_faults"] == 0
+
+
+async def test_the_answer_to_a_head_has_no_body_that_would_pass_for_the_next_answer(bench: Live) -> None:
+    await bench.open()
+    first = f"HEAD /api/hello HTTP/1.1\r\nhost: model\r\nauthorization: Bearer {bench.key}\r\n\r\n".encode()
+    received = await said(bench, first + request(bench.key, asking("Next."), "connection: close"))
+    head, _, rest = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 404")
+    assert rest.startswith(b"HTTP/1.1 200")
+
+
+async def test_an_old_client_that_waits_for_a_stream_is_sent_no_chunks(bench: Live) -> None:
+    await bench.open()
+    bench.engine.release = asyncio.Event()
+    async with opened(bench) as (reader, writer):
+        writer.write(request(bench.key, asking("Old.", stream=True), version="1.0"))
+        head = await reader.readuntil(b"\r\n\r\n")  # with the first ping
+        bench.engine.release.set()
+        body = await reader.read()
+    assert b"transfer-encoding" not in head.lower()
+    assert body.startswith(b":")
+    assert body.endswith(b"data: [DONE]\n\n")
+
+
+async def test_connections_on_which_nothing_is_asked_keep_nobody_out(bench: Live) -> None:
+    (stats,) = await bench.boundary.stats()
+    limits = resource.prlimit(stats["pid"], resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        stack.callback(resource.prlimit, stats["pid"], resource.RLIMIT_NOFILE, limits)
+        resource.prlimit(stats["pid"], resource.RLIMIT_NOFILE, (200, limits[1]))
+        silent = [stack.enter_context(socket.socket()) for _ in range(300)]
+        async with undisturbed(bench):
+            for each in silent:
+                each.connect(("127.0.0.1", bench.boundary.door("").port))
+                await asyncio.sleep(0)
+            await bench.open()
+            assert answer(await said(bench, request(bench.key, asking("In."), "connection: close")))[0] == 200
+        silent[0].settimeout(PATIENCE_S)
+        assert silent[0].recv(1) == b""  # who waited longest had to go
+
+
+async def test_an_answer_to_a_client_that_left_unseen_is_there_when_it_asks_again(bench: Live) -> None:
+    rollout_id, _ = await bench.open()
+    (stats,) = await bench.boundary.stats()
+    bench.engine.release = asyncio.Event()
+    sent = request(bench.key, asking("Again."), "connection: close")
+    async with opened(bench, unix=True) as (_, writer):
+        writer.write(sent)
+        await bench.engine.arrived.acquire()
+        os.kill(stats["pid"], signal.SIGSTOP)
+        bench.engine.release.set()
+        await asyncio.sleep(0.2)
+        writer.close()
+    bench.engine.release = None
+    os.kill(stats["pid"], signal.SIGCONT)
+    assert answer(await said(bench, sent))[0] == 200
+    assert len((await bench.boundary.close(rollout_id)).calls) == 1
 
 
 async def test_nothing_that_a_client_sends_gets_into_the_head_of_an_answer(bench: Live) -> None:

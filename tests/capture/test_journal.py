@@ -143,3 +143,27 @@ def test_what_append_returned_from_survives_a_kill(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path / "x.log")], env=dict(os.environ), check=False)
     assert done.returncode == -9
     assert [record["n"] for record in read_records(tmp_path / "x.log")] == [0, 1, 2, 3, 4]
+
+
+async def test_a_descriptor_is_not_given_away_while_it_is_synced(tmp_path: Path) -> None:
+    """Of two commits at once the second fails, and the first is at the disk with a number that must stay its own."""
+
+    class Held(Syncer):
+        async def sync(self, file: int) -> None:
+            if begun.is_set():
+                raise OSError("no room")
+            begun.set()
+            await let_go.wait()
+            os.fstat(file)  # raises OSError where it is closed by now
+
+    begun, let_go = asyncio.Event(), asyncio.Event()
+    one, other = three_calls()[:2]
+    journal = CallJournal(tmp_path / "r.log", syncer=Held())
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(journal.commit(one, one.prompt_ids[one.shared :]))
+        await begun.wait()
+        with pytest.raises(JournalError, match="no room"):
+            await journal.commit(other, other.prompt_ids[other.shared :])
+        let_go.set()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before - 1

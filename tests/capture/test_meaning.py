@@ -43,6 +43,7 @@ def test_numbers_that_javascript_cannot_hold_are_null() -> None:
 
 
 def test_numbers_are_written_as_javascript_writes_them() -> None:
+    assert stringify([1e-6, -1.5e-6, 0.0000012345]) == "[0.000001,-0.0000015,0.0000012345]"
     numbers = [1e21, 10**21, 123456789012345680000, 1e-5, 1.5e-7, -0.0, 0.1, 1e20]
     assert stringify(numbers) == "[1e+21,1e+21,123456789012345680000,0.00001,1.5e-7,0,0.1,100000000000000000000]"
 

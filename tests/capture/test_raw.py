@@ -7,7 +7,12 @@ import pytest
 from stub_engine import model_of, options_of, serve_stub
 
 from clawexp.capture.boundary import boundary
-from clawexp.capture.raw import raw_path, read_raw
+from clawexp.capture.conversation import Conversation
+from clawexp.capture.journal import CallJournal
+from clawexp.capture.message import Reply
+from clawexp.capture.open_rollout import Opening, OpenRollout
+from clawexp.capture.raw import RawLog, raw_path, read_raw
+from clawexp.capture.rendering import Qwen3Rendering
 from clawexp.capture.tokenizer import Tokenizer
 from clawexp.errors import JournalError
 
@@ -55,3 +60,16 @@ async def test_nothing_is_kept_unless_the_experiment_asks(
 ) -> None:
     path, _ = await talked(tokenizer, checkpoint, tmp_path, keep_raw=False)
     assert sorted(file.name for file in path.parent.iterdir()) == ["r.log"]
+
+
+async def test_a_raw_file_that_cannot_be_written_is_given_up_and_nothing_else(
+    qwen3: Qwen3Rendering, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    opening = Opening(rollout_id="r", key="k", seed=1, temperature=1.0, journal=tmp_path / "r.log")
+    journal = CallJournal(opening.journal, syncer=None)
+    raw = RawLog(Path("/dev/full"), "k")
+    rollout = OpenRollout(opening=opening, conversation=Conversation(qwen3), journal=journal, raw=raw)
+    for _ in range(2):
+        await rollout.keep_raw("r/0", "/v1/messages", b"asked", Reply(status=200, headers={}, body=b"told"))
+    assert caplog.text.count("nothing more of it is kept raw") == 1
+    rollout.close()
