@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from clawexp.capture.dialects.table import DIALECTS
-from clawexp.protocols import Choosy, Equipped, Listed, Unisolated
-from clawexp.spec import Experiment, Particular
+from clawexp.errors import ConfigError
+from clawexp.model.checkpoint import checkpoint_folder, has_experts, other_than_ours, read_config
+from clawexp.protocols import Choosy, Equipped, Imitating, Listed, Unisolated
+from clawexp.spec import Experiment, Particular, Telling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ def clashes(experiment: Experiment) -> Iterator[Clash]:
     yield from _harness_and_boundary(experiment)
     yield from _harness_and_model(experiment)
     yield from _model_and_engine(experiment)
+    yield from _learner_and_engine(experiment)
 
 
 def _tasks_and_runtime(experiment: Experiment) -> Iterator[Clash]:
@@ -85,6 +88,27 @@ def _model_and_engine(experiment: Experiment) -> Iterator[Clash]:
         reason = engine.refuses(experiment.model)
         if reason:
             yield Clash(sides=f"model={experiment.model.name} model/engine={_name(engine)}", why=reason)
+
+
+def _learner_and_engine(experiment: Experiment) -> Iterator[Clash]:
+    """What a learner would replay must be told it."""
+    model, engine = experiment.model, experiment.model.engine
+    if experiment.learner.routing == "own" or isinstance(experiment.algo, Imitating):
+        return
+    try:
+        config = read_config(checkpoint_folder(model.path))
+    except ConfigError:  # whoever opens the checkpoint says so, and what to do
+        return
+    if not has_experts(config):
+        return
+    why = None
+    if not (isinstance(engine, Telling) and engine.tells_experts):
+        why = "is a mixture of experts, and the engine does not tell which it sends tokens to"
+    elif other_than_ours(config):
+        why = "is a mixture of experts that transformers computes, which are sent where its own router says"
+    if why is not None:
+        sides = f"learner.routing=replay model/engine={_name(engine)}"
+        yield Clash(sides=sides, why=f"model {model.name} {why}; choose learner.routing=own")
 
 
 def _sides(experiment: Experiment, *groups: str) -> str:

@@ -59,7 +59,9 @@ def read_demonstrations(experiment: Experiment, algo: Imitating) -> Demonstratio
         folder = _run(Path(name), rendering, experiment.model.path)
         for rollout in _good(folder, experiment, algo.min_reward):
             seen += 1
-            found.setdefault(_gist(rollout), replace(rollout, id=f"{number}/{rollout.id}"))
+            # Of the model that showed it, whose experts are not those of the model that imitates.
+            calls = tuple(replace(call, experts=None) for call in rollout.calls)
+            found.setdefault(_gist(rollout), replace(rollout, id=f"{number}/{rollout.id}", calls=calls))
     if not found:
         raise ConfigError(
             f"algo.runs: none of the rollouts of {', '.join(algo.runs)} has a reward of {algo.min_reward:g} or more; "

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 from pydantic import Field
 
 from clawexp.outcome import Outcome
-from clawexp.records import Finished, Image, Launch, Link, Needs, Owner, Sandbox, Task
+from clawexp.records import Finished, Image, Launch, Link, Needs, Owner, Sandbox, Scored, Task
 
 Normaliser = Literal["rollout", "prompt", "token", "constant", "call"]
 """See `clawexp.batch.pack.pack`."""
@@ -179,7 +179,7 @@ class EngineHandle(Protocol):
 
     async def load(self, path: Path, version: int) -> None: ...
 
-    async def score(self, ids: Sequence[int]) -> list[float]: ...
+    async def score(self, ids: Sequence[int]) -> Scored: ...
 
 
 @runtime_checkable

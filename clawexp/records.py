@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from clawexp.outcome import Outcome
 
 Split = Literal["train", "eval"]
@@ -184,6 +187,16 @@ class Door:
     """On 127.0.0.1; the same."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """What an engine says of given ids."""
+
+    logprobs: tuple[float, ...]
+    """Of each but the first, given those before it, at temperature 1."""
+    experts: NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
+    """That each but the last was sent to, [ids - 1, layers, k]; None as in `CallRecord`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """Sampled ids `[start, end)` of one call were drawn from weights of this version."""
@@ -241,6 +254,10 @@ class CallRecord:
     """Seconds since the epoch."""
     finished: float = 0.0
     engine_s: float = 0.0
+    experts: NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
+    """Which experts the engine sent each token to, [n, layers, k], of the last n tokens of prompt and answer but for
+    the very last, which was sampled and never computed. Those before them are in earlier calls. None of a dense model,
+    or where the engine does not tell."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,9 +109,9 @@ class Run:
 
     async def _probe(self) -> float:
         ids = probe_ids(self.learner.vocab_size)
-        theirs = torch.tensor(await self._engine.score(ids))
-        ours = self.learner.score(ids)
-        delta = float((theirs - ours).abs().max())
+        theirs = await self._engine.score(ids)
+        ours = self.learner.score(ids, theirs.experts)
+        delta = float((torch.tensor(theirs.logprobs) - ours).abs().max())
         if not delta <= PROBE_TOLERANCE:
             raise EngineError(
                 f"engine and learner disagree after a weight push: |delta logp| {delta:.2g} on the probe, at most "

@@ -48,6 +48,14 @@ class Particular(Protocol):
         ...
 
 
+@runtime_checkable
+class Telling(Protocol):
+    """An engine that may tell which experts it sends each token to."""
+
+    @property
+    def tells_experts(self) -> bool: ...
+
+
 @component
 class Source:
     """Where `prepare` takes a released checkpoint from."""
@@ -95,6 +103,9 @@ class LearnerOptions:
     threads: Annotated[int, Field(ge=0)]
     """CPU threads of each rank; 0 leaves it to torch: the cores that this process may use, or OMP_NUM_THREADS; several
     ranks share the cores."""
+    routing: Literal["replay", "own"]
+    """Of a mixture of experts: `replay` sends each token to the experts that the engine sent it to, `own` to those that
+    the learner's router chooses. No matter for dense models."""
     num_ranks: Positive
     """Processes that share each update, with a shard of weights and optimiser each; 1 is the driver itself."""
 

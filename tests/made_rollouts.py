@@ -28,10 +28,20 @@ CONFIG = {
 }
 
 
-def tiny_policy(folder: Path, seed: int = 0, scale: float = 0.5) -> Path:
+EXPERTS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 12,
+    "norm_topk_prob": True,
+}
+"""Of a mixture of experts, beside CONFIG."""
+
+
+def tiny_policy(folder: Path, seed: int = 0, scale: float = 0.5, **config: Any) -> Path:
     """A checkpoint with random weights."""
     generator = torch.Generator().manual_seed(seed)
-    policy = Policy(CONFIG)
+    policy = Policy(CONFIG | config)
     with torch.no_grad():
         for name, weight in policy.named_parameters():
             noise = torch.randn(weight.shape, generator=generator)

@@ -53,7 +53,6 @@ SHARED_TESTS = {
     # Parts of one thing, tested as that thing.
     "capture/exchange.py": "capture/test_conversation.py",
     "capture/history.py": "capture/test_conversation.py",
-    "learner/passes.py": "learner/test_learner.py",
     "learner/rank.py": "learner/test_ranked_learner.py",
     "learner/sharded.py": "learner/test_ranked_learner.py",
     "capture/fork.py": "capture/test_conversation.py",

@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from made_experts import upcycled
 from safetensors.torch import load_file, save_file
 
+from clawexp.capture.journal import read_calls
 from clawexp.commands.compose import build, composed, resolved
 from clawexp.engine.client import EngineClient
 from clawexp.errors import EngineError
 from clawexp.experiment import train
+from clawexp.model.checkpoint import checkpoint_folder
+from clawexp.records import Scored
+from clawexp.replay import replayed_loss
 from clawexp.run import probe_ids
 from clawexp.run_folder import RunFolder
 from clawexp.spec import Engine, Model
@@ -58,7 +63,7 @@ class Drifting:
         self.version = version
         self.path = path
 
-    async def score(self, ids: Sequence[int]) -> list[float]:
+    async def score(self, ids: Sequence[int]) -> Scored:
         found = await self.client.score(ids)
         await self.client.load(perturbed(self.path, self.folder / "drifted"), self.version)
         return found
@@ -113,3 +118,27 @@ def test_a_run_whose_engine_is_right_says_how_near_it_is(tmp_path: Path) -> None
     found = run.steps()[0]["metrics"]
     assert 0 < found["parity/max_delta"] < 1e-3
     assert found["parity/mean_delta"] <= found["parity/max_delta"]
+
+
+def test_a_mixture_of_experts_learns_by_the_experts_that_its_engine_used(tmp_path: Path) -> None:
+    """From the engine's choice to the loss, by the journal; checked by the gate at each step."""
+    checkpoint = upcycled(checkpoint_folder("package:tiny"), tmp_path / "experts")
+    # With a bonus for entropy there is a loss even where all rewards are alike.
+    words = (f"model.path={checkpoint}", "steps=2", "num_tasks=2", "parity.every=1", "algo.entropy_bonus=0.001")
+    config = composed([*SMALL, *words])
+    run = RunFolder(path=tmp_path / "run")
+    run.path.mkdir()
+    experiment = build(config)
+    asyncio.run(train(experiment, run, resolved(config)))
+    steps = run.steps()
+    for step in (0, 1):
+        found = steps[step]["metrics"]
+        assert 0 < found["parity/max_delta"] < 1e-3
+        assert found["learner/skipped"] == 0
+    assert replayed_loss(experiment, run, 1) == pytest.approx(steps[1]["metrics"]["learner/loss"], abs=1e-6)
+    calls = [read_calls(file) for file in sorted(run.calls.glob("0000*.log"))]
+    later = [call for rollout in calls for call in rollout if call.cause == "continue"]
+    assert later
+    for call in later:  # what is new, and the parent's last token
+        assert call.experts is not None
+        assert call.experts.shape == (len(call.prompt_ids) - call.shared + len(call.sampled_ids), 4, 2)

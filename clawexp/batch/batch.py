@@ -22,6 +22,7 @@ one for each token and each rollout that holds it.
 | `weight` | float64 | [R] | of one trained token of the rollout in the loss; 0 where it is not valid |
 | `flat_tokens` | int64 | [K] | tokens of each tree's trained calls, were each a sequence of its own |
 | `emphasis` | float32 | [N] | factor of the token's weight, below 1 in auxiliary calls or if calls count alike; or 1 |
+| `experts` | int16 | [N, layers, k] | that the engine sent the token to, -1 where it does not tell; may be missing |
 
 The learner adds, for the whole batch and before it is split:
 
@@ -71,7 +72,7 @@ DTYPES = {
 }
 OPTIONAL = dict.fromkeys(
     ("emphasis", "old_logprob", "positive", "negative", "share", "reference_logprob"), torch.float32
-)
+) | {"experts": torch.int16}
 PER_ROLLOUT = ("worth", "weight")
 PER_OWNERSHIP = ("owners", "successor", "within")
 NOT_PER_TOKEN = ("owner_offsets", "flat_tokens", *PER_OWNERSHIP, *PER_ROLLOUT)
@@ -162,11 +163,14 @@ def _shape_problems(batch: TensorDict) -> list[str]:
     lengths = {"owner_offsets": tokens + 1, "flat_tokens": trees}
     lengths |= dict.fromkeys(PER_OWNERSHIP, batch["owners"].numel())
     lengths |= dict.fromkeys(PER_ROLLOUT, batch["worth"].numel())
-    return [
-        f"{key} is {value.dtype} {list(value.shape)}, not {known[key]} [{lengths.get(key, tokens)}]"
-        for key, value in batch.items()
-        if value.dtype != known[key] or list(value.shape) != [lengths.get(key, tokens)]
-    ]
+    problems = []
+    for key, value in batch.items():
+        want = [lengths.get(key, tokens)]
+        if key == "experts":
+            want += value.shape[1:] if value.ndim == 3 else [0, 0]
+        if value.dtype != known[key] or list(value.shape) != want:
+            problems.append(f"{key} is {value.dtype} {list(value.shape)}, not {known[key]} {want}")
+    return problems
 
 
 def _rules(batch: TensorDict) -> Iterator[tuple[str, bool]]:

@@ -70,6 +70,8 @@ def pack(
     if auxiliary_weight != 1 or normaliser == "call":
         emphasis = [_emphasis(tree, auxiliary_weight, by_call=normaliser == "call") for tree in trees]
         batch["emphasis"] = torch.from_numpy(np.concatenate([*emphasis, np.zeros(0)])).float()
+    if (experts := _experts([segment for tree in trees for segment in tree.segments])) is not None:
+        batch["experts"] = torch.from_numpy(experts)
     return TensorDict(batch, batch_size=[])
 
 
@@ -113,6 +115,18 @@ def _emphasis(tree: Tree, auxiliary_weight: float, *, by_call: bool) -> NDArray[
     if by_call:
         factors = [f / max(1, counts[segment.calls]) for f, segment in zip(factors, tree.segments, strict=True)]
     return np.repeat(np.array(factors), [len(segment.ids) for segment in tree.segments])
+
+
+def _experts(segments: Sequence[Segment]) -> NDArray[np.int16] | None:
+    """Of all tokens; None where nothing is told of any."""
+    shape = next((segment.experts.shape[1:] for segment in segments if segment.experts is not None), None)
+    if shape is None:
+        return None
+    untold = [np.full((len(segment.ids), *shape), -1, np.int16) for segment in segments if segment.experts is None]
+    parts = [untold.pop(0) if segment.experts is None else segment.experts for segment in segments]
+    if strange := {part.shape[1:] for part in parts} - {shape}:
+        raise LearnerError(f"experts of {shape} and of {strange} (layers, chosen) are of two models. Use those of one.")
+    return np.concatenate(parts)
 
 
 def _denominators(

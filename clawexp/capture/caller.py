@@ -6,6 +6,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from clawexp.capture.exchange import Exchange
 from clawexp.capture.generation import Sampler
 from clawexp.capture.meaning import digests
@@ -145,7 +148,17 @@ def _record(
         started=sampled.started,
         finished=time.time(),
         engine_s=sampled.engine_s,
+        experts=_new_experts(exchange, generation),
     )
+
+
+def _new_experts(exchange: Exchange, generation: Generation) -> NDArray[np.int16] | None:
+    """From the first token that the parent has not, or its last, which it had not computed."""
+    if generation.experts is None:
+        return None
+    parent = exchange.parent
+    known = 0 if parent is None or parent.sequence is None else min(exchange.shared, len(parent.sequence) - 1)
+    return generation.experts[known:]
 
 
 def _said(parsed: Parsed, exchange: Exchange) -> Message:

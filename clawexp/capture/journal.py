@@ -1,8 +1,8 @@
 """Append-only logs that survive a kill at any moment, and the log of one rollout's calls.
 
 A record is one line: the CRC-32 of the rest in hex, a space, compact JSON. The last line may be torn, which is
-logged as a warning; any other fault is an error. A call's prompt is stored as (parent, shared, new ids), so that a
-rollout of n calls costs O(tokens).
+logged as a warning; any other fault is an error. A call's prompt is stored as (parent, shared, new ids), and of the
+experts that its tokens went to only those that are new, so that a rollout of n calls costs O(tokens).
 """
 
 import logging
@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from clawexp.array_text import array_of, text_of
 from clawexp.capture.syncer import Syncer
 from clawexp.errors import JournalError
 from clawexp.quick_json import dumps, loads
@@ -153,7 +154,7 @@ def read_calls(path: Path) -> list[Call]:
     for number, record in enumerate(read_records(path)):
         try:
             call = _read(record, sequences)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise JournalError(f"{path}, line {number + 1}: not the record of a call: {error!r}") from error
         sequences[call.call_id] = call.prompt_ids + call.sampled_ids
         calls.append(call)
@@ -175,6 +176,8 @@ def _written(call: CallRecord, new_ids: Sequence[int]) -> dict[str, Any]:
     record["new_ids"] = new_ids
     record["spans"] = [(span.version, span.start, span.end) for span in call.spans]
     record["edits"] = [(edit.rule, edit.before, edit.after) for edit in call.edits]
+    if call.experts is not None:
+        record["experts"] = text_of(call.experts)
     return record
 
 
@@ -188,6 +191,7 @@ def _read(record: Mapping[str, Any], sequences: Mapping[str, tuple[int, ...]]) -
         prompt_ids=begin + tuple(record["new_ids"]),
         spans=tuple(Span(version=version, start=start, end=end) for version, start, end in record["spans"]),
         edits=tuple(Edit(rule=rule, before=before, after=after) for rule, before, after in record["edits"]),
+        experts=array_of(record["experts"]) if "experts" in record else None,
     )
 
 

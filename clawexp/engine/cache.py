@@ -1,10 +1,11 @@
 """Keys and values of every slot, and which tokens they belong to.
 
-Shapes: L layers, B slots, G key/value heads, T capacity in tokens, D head_dim.
+Shapes: L layers, B slots, G key/value heads, T capacity in tokens, D head_dim, k experts chosen for each token.
 """
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,12 +16,16 @@ STRIDE = 256
 
 
 class SlotCache:
-    """Slots of keys and values [L, B, G, T, D], growing by need."""
+    """Slots of keys and values [L, B, G, T, D], growing by need; and of the experts that made them, [B, T, L, k]."""
 
     def __init__(self, shape: Shape, slots: int, context: int) -> None:
         self._context = context
         size = (shape.layers, slots, shape.kv_heads, 0, shape.head_dim)
         self.keys, self.values = torch.empty(size), torch.empty(size)
+        self.experts = None
+        """int16; None of a dense model."""
+        if shape.experts is not None:
+            self.experts = torch.empty((slots, 0, shape.layers, shape.experts.chosen), dtype=torch.int16)
         self._tokens = np.zeros((slots, context), dtype=np.int64)
         self._lengths = [0] * slots
 
@@ -47,6 +52,8 @@ class SlotCache:
         """Give `target` the first `length` tokens of `source`."""
         for cache in (self.keys, self.values):
             cache[:, target, :, :length] = cache[:, source, :, :length]
+        if self.experts is not None:
+            self.experts[target, :length] = self.experts[source, :length]
         self._tokens[target, :length] = self._tokens[source, :length]
         self._lengths[target] = length
 
@@ -57,6 +64,12 @@ class SlotCache:
             return
         capacity = min(-(-max(length, have + have // 2) // STRIDE) * STRIDE, -(-self._context // STRIDE) * STRIDE)
         self.keys, self.values = (_grown(cache, capacity) for cache in (self.keys, self.values))
+        if self.experts is not None:
+            self.experts = F.pad(self.experts, (0, 0, 0, 0, 0, capacity - have))
+
+    def chosen(self, slot: int) -> NDArray[np.int16] | None:
+        """The experts of each token of a slot, [length, L, k]; None of a dense model."""
+        return None if self.experts is None else self.experts[slot, : self._lengths[slot]].numpy().copy()
 
 
 def common_length(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:

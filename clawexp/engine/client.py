@@ -7,7 +7,7 @@ Token ids go in, sampled ids with their logprobs and weight versions come out: t
 import asyncio
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -15,10 +15,12 @@ from typing import Any, Literal, Self
 import aiohttp
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
+from clawexp.array_text import array_of
 from clawexp.errors import EngineError, EngineRefusal
 from clawexp.quick_json import loads
-from clawexp.records import Span
+from clawexp.records import Scored, Span
 
 IDLE_S = 2.0
 """An idle connection is given up after this, before any server does (vLLM: 5 s): a request on one that the server is
@@ -40,6 +42,9 @@ class Generation:
     finish_reason: Literal["stop", "length"]
     spans: tuple[Span, ...]
     """Cover the ids, in order."""
+    experts: NDArray[np.int16] | None = field(default=None, compare=False)
+    """Chosen for each token of prompt and answer but the last, [prompt + ids - 1, layers, k]; None where the engine
+    does not tell."""
 
 
 class EngineClient:
@@ -96,7 +101,7 @@ class EngineClient:
             },
         )
         try:
-            return _generation(answer)
+            return _generation(answer, len(ids))
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EngineError(f"the engine at {self.url} broke its contract: {error!r} in {answer!r:.500}") from error
 
@@ -104,13 +109,14 @@ class EngineClient:
         """Take the weights of a checkpoint folder; what is sampled from then on is of this version."""
         await self._ask("POST", "/load", {"path": str(path), "version": version})
 
-    async def score(self, ids: Sequence[int]) -> list[float]:
-        """Logprob of each id but the first, given those before it, at temperature 1."""
+    async def score(self, ids: Sequence[int]) -> Scored:
+        """What the present weights say of these ids."""
         answer = await self._ask("POST", "/score", {"token_ids": list(ids)})
-        logprobs = answer.get("logprobs")
-        if not isinstance(logprobs, list) or len(logprobs) != len(ids) - 1:
-            raise EngineError(f"the engine at {self.url} scored {len(ids)} ids with {logprobs!r:.200}")
-        return [float(logprob) for logprob in logprobs]
+        try:
+            logprobs = tuple(float(logprob) for logprob in answer["logprobs"])
+            return scored(ids, logprobs, answer.get("routed_experts"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"the engine at {self.url} scored {len(ids)} ids with {answer!r:.200}") from error
 
     async def pause(self) -> None:
         """Hold every generation where it is."""
@@ -146,12 +152,20 @@ class EngineClient:
         return answer
 
 
+def scored(ids: Sequence[int], logprobs: tuple[float, ...], experts: str | None) -> Scored:
+    """Raises ValueError where there are not enough of them, or too many logprobs."""
+    told = None if experts is None else array_of(experts)[: len(ids) - 1]
+    if len(logprobs) != len(ids) - 1 or (told is not None and len(told) != len(logprobs)):
+        raise ValueError(f"{len(ids)} ids")
+    return Scored(logprobs=logprobs, experts=told)
+
+
 def _json(body: Mapping[str, Any] | None) -> bytes | None:
     """A long prompt takes the standard library's encoder milliseconds, in which nobody else is served."""
     return None if body is None else orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _generation(answer: dict[str, Any]) -> Generation:
+def _generation(answer: dict[str, Any], prompt: int) -> Generation:
     choice = answer["choices"][0]
     ids = tuple(int(token) for token in choice["token_ids"])
     logprobs = tuple(float(entry["logprob"]) for entry in choice["logprobs"]["content"])
@@ -170,4 +184,7 @@ def _generation(answer: dict[str, Any]) -> Generation:
     reason = choice["finish_reason"]
     if reason not in ("stop", "length"):
         raise ValueError(f"finish reason {reason!r}")
-    return Generation(ids=ids, logprobs=logprobs, finish_reason=reason, spans=spans)
+    experts = None if choice.get("routed_experts") is None else array_of(choice["routed_experts"])
+    if experts is not None and (experts.ndim != 3 or len(experts) != prompt + len(ids) - 1):
+        raise ValueError(f"experts {list(experts.shape)} of {prompt} ids and {len(ids)} sampled ones")
+    return Generation(ids=ids, logprobs=logprobs, finish_reason=reason, spans=spans, experts=experts)

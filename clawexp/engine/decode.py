@@ -15,6 +15,8 @@ from torch import Tensor
 from clawexp.engine.cache import SlotCache
 from clawexp.model.decoder import Policy
 from clawexp.model.target_head import target_logprobs
+from clawexp.model.tree_policy import Route
+from clawexp.records import Scored
 
 See = Callable[[int, Tensor], Tensor]
 """Layer and queries [N, H, D] of the slots in a step -> what they see, [N, H, D]."""
@@ -27,6 +29,9 @@ class Forward:
         self._policy, self._cache, self._slots = policy, cache, slots
         self._fixed_batch = fixed_batch
         """Every step computes all slots, and attention slot by slot: bits do not depend on who else is there."""
+        for layer in policy.layers:
+            if layer.experts is not None:
+                layer.experts.alone = fixed_batch
 
     def chunk(self, slot: int, ids: NDArray[np.int64]) -> Tensor:
         """Compute the next tokens of a slot's prompt -> logits [1, V] after the last of them."""
@@ -44,7 +49,12 @@ class Forward:
             out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=visible)
             return out.permute(2, 1, 0, 3).flatten(1)
 
-        hidden = self._hidden(torch.from_numpy(ids), torch.arange(start, end), attend)
+        def note(layer: int, own: Tensor) -> Tensor:
+            assert cache.experts is not None
+            cache.experts[slot, start:end, layer] = own.to(torch.int16)
+            return own
+
+        hidden = self._hidden(torch.from_numpy(ids), torch.arange(start, end), attend, note)
         cache.extend(slot, ids)
         return self._policy.logits(self._policy.final(hidden[-1:]))
 
@@ -68,7 +78,12 @@ class Forward:
                 return see(layer, q)
             return torch.zeros_like(q).index_copy_(0, row, see(layer, q[row]))
 
-        hidden = self._hidden(token, position, attend)
+        def note(layer: int, own: Tensor) -> Tensor:
+            assert cache.experts is not None
+            cache.experts[slot, length, layer] = own[row].to(torch.int16)
+            return own
+
+        hidden = self._hidden(token, position, attend, note)
         for number, taken in zip(slots, ids, strict=True):
             cache.extend(number, taken)
         return self._policy.logits(self._policy.final(hidden))[row]
@@ -115,16 +130,26 @@ class Forward:
         """[N, H, D] -> [N, G, H/G, D]: the query heads of one key head stand where query positions would."""
         return q.unflatten(1, (self._policy.shape.kv_heads, -1))
 
-    def _hidden(self, ids: Tensor, position: Tensor, attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    def _hidden(
+        self, ids: Tensor, position: Tensor, attend: Callable[[int, Tensor, Tensor, Tensor], Tensor], note: Route
+    ) -> Tensor:
         hidden, rope = self._policy.embed(ids), self._policy.rope(position)
         for number, layer in enumerate(self._policy.layers):
-            hidden = layer(hidden, rope, partial(attend, number))
+            hidden = layer(hidden, rope, partial(attend, number), partial(note, number))
         return hidden
 
 
-def score(policy: Policy, ids: Sequence[int]) -> list[float]:
-    """Logprob of each id but the first, given those before it, at temperature 1."""
-    tokens = torch.tensor(ids)
+def score(policy: Policy, ids: Sequence[int]) -> Scored:
+    """What a policy says of ids."""
+    tokens, shape = torch.tensor(ids), policy.shape
+    used = None
+    if shape.experts is not None:
+        used = np.zeros((len(ids) - 1, shape.layers, shape.experts.chosen), dtype=np.int16)
+
+    def note(layer: int, own: Tensor) -> Tensor:
+        assert used is not None
+        used[:, layer] = own.numpy()
+        return own
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
@@ -132,10 +157,10 @@ def score(policy: Policy, ids: Sequence[int]) -> list[float]:
         return seen[0].transpose(0, 1)
 
     hidden, rope = policy.embed(tokens[:-1]), policy.rope(torch.arange(len(tokens) - 1))
-    for layer in policy.layers:
-        hidden = layer(hidden, rope, attend)
-    final = policy.final(hidden)
-    return target_logprobs(final, policy.head, tokens[1:], 1.0, None).tolist()
+    for number, layer in enumerate(policy.layers):
+        hidden = layer(hidden, rope, attend, partial(note, number))
+    logprobs = target_logprobs(policy.final(hidden), policy.head, tokens[1:], 1.0, None)
+    return Scored(logprobs=tuple(logprobs.tolist()), experts=used)
 
 
 def sample(

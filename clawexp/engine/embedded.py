@@ -35,6 +35,10 @@ class Embedded:
     start_s: Seconds
     """For the start, and for each load of weights."""
 
+    @property
+    def tells_experts(self) -> bool:
+        return True
+
     @asynccontextmanager
     async def serve(self, model: Model, seed: int, folder: Path) -> AsyncIterator[EngineClient]:
         """Start the engine; its stderr goes to `folder/engine.log`. Raises ConfigError and EngineError."""

@@ -11,6 +11,7 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from clawexp.array_text import text_of
 from clawexp.engine.flaws import Fault, Faults, Flaws
 from clawexp.engine.scheduler import Scheduler
 from clawexp.engine.script import Script, Unplayable
@@ -68,6 +69,8 @@ def application(scheduler: Scheduler, key: str, played: Played | None = None) ->
             "finish_reason": call.finish_reason,
             "weight_versions": call.spans(),
         }
+        if call.experts is not None:
+            choice["routed_experts"] = text_of(call.experts)
         return web.json_response({"request_id": asked["key"], "choices": [choice]})
 
     async def tasks(request: web.Request) -> web.Response:
@@ -80,7 +83,9 @@ def application(scheduler: Scheduler, key: str, played: Played | None = None) ->
         ids = _ids(await _body(request), "token_ids", scheduler.vocab)
         if not 2 <= len(ids) <= scheduler.context:
             raise BadRequest(f"token_ids must be 2 to {scheduler.context}, not {len(ids)}")
-        return web.json_response({"logprobs": scheduler.score(ids)})
+        scored = scheduler.score(ids)
+        told = {} if scored.experts is None else {"routed_experts": text_of(scored.experts)}
+        return web.json_response({"logprobs": scored.logprobs, **told})
 
     async def load(request: web.Request) -> web.Response:
         body = await _body(request)

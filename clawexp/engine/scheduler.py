@@ -19,6 +19,7 @@ from torch import Tensor
 from clawexp.engine.cache import SlotCache, common_length
 from clawexp.engine.decode import Forward, sample, score
 from clawexp.model.decoder import Policy
+from clawexp.records import Scored
 
 WORTH_COPYING = 16
 """A shared beginning is taken over where it spares at least so many tokens."""
@@ -41,6 +42,8 @@ class Generating:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     """Of the weights that each id was drawn from."""
+    experts: NDArray[np.int16] | None = None
+    """Of each token of prompt and answer but the last, [prompt + ids - 1, layers, k]; None of a dense model."""
 
     @property
     def next_said(self) -> int | None:
@@ -131,8 +134,8 @@ class Scheduler:
             if slot not in self._stale:
                 self._cache.truncate(slot, 0)
 
-    def score(self, ids: Sequence[int]) -> list[float]:
-        """Logprob of each id but the first, at temperature 1, under the present weights."""
+    def score(self, ids: Sequence[int]) -> Scored:
+        """What the present weights say of these ids."""
         with torch.inference_mode():
             return score(self._policy, ids)
 
@@ -228,6 +231,7 @@ class Scheduler:
             call.logprobs.append(logprob)
             call.versions.append(self.version)
             if token in call.stop_ids or len(call.ids) >= call.max_tokens:
+                call.experts = self._cache.chosen(call.slot)
                 self._release(call)
                 if not call.done.done():
                     call.done.set_result(None)

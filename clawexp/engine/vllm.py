@@ -52,6 +52,11 @@ class Vllm:
     start_s: Seconds
     """For the start, and for each load of weights."""
 
+    @property
+    def tells_experts(self) -> bool:
+        """Where it is asked to; the CPU build cannot."""
+        return self._device == "cuda" and self._build.options.get("enable_return_routed_experts") is True
+
     @asynccontextmanager
     async def serve(self, model: Model, seed: int, folder: Path) -> AsyncIterator[VllmClient]:
         """Start vLLM, or connect to it. Raises ConfigError, EngineError."""

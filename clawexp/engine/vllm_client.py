@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from clawexp.engine.client import EngineClient
+from clawexp.engine.client import EngineClient, scored
 from clawexp.errors import EngineError
 from clawexp.model.checkpoint import FILES
+from clawexp.records import Scored
 
 SHARP = 0.25
 """A temperature at which processed logprobs differ clearly from raw ones."""
@@ -41,14 +42,14 @@ class VllmClient(EngineClient):
         """Call the weights it serves this version."""
         await self._ask("POST", "/update_weight_version", {"new_version": str(version)})
 
-    async def score(self, ids: Sequence[int]) -> list[float]:
-        """Logprob of each id but the first, given those before it, at temperature 1."""
+    async def score(self, ids: Sequence[int]) -> Scored:
+        """What the present weights say of these ids."""
         sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
         answer = await self._ask(
             "POST", "/inference/v1/generate", {"token_ids": list(ids), "sampling_params": sampling}
         )
         try:
-            return _prompt_logprobs(answer, ids)
+            return scored(ids, _prompt_logprobs(answer, ids), answer["choices"][0].get("routed_experts"))
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EngineError(f"the engine at {self.url} did not score {len(ids)} ids: {answer!r:.500}") from error
 
@@ -70,7 +71,7 @@ class VllmClient(EngineClient):
         sampled = await self.generate(
             prompt, temperature=SHARP, max_tokens=CHECKED_TOKENS, stop_ids=[], key="clawexp-check"
         )
-        raw = (await self.score([*prompt, *sampled.ids]))[len(prompt) - 1 :]
+        raw = (await self.score([*prompt, *sampled.ids])).logprobs[len(prompt) - 1 :]
         if all(abs(a - b) < SAME for a, b in zip(raw, sampled.logprobs, strict=True)):
             raise EngineError(
                 f"the engine at {self.url} reports logprobs that leave out the temperature; "
@@ -78,9 +79,9 @@ class VllmClient(EngineClient):
             )
 
 
-def _prompt_logprobs(answer: dict[str, Any], ids: Sequence[int]) -> list[float]:
+def _prompt_logprobs(answer: dict[str, Any], ids: Sequence[int]) -> tuple[float, ...]:
     """vLLM lists for each id of the prompt but the first the logprobs of some ids there, its own among them."""
     places = answer["prompt_logprobs"]
     if len(places) != len(ids):
         raise ValueError(f"{len(places)} places")
-    return [float(place[str(token)]["logprob"]) for place, token in zip(places[1:], ids[1:], strict=True)]
+    return tuple(float(place[str(token)]["logprob"]) for place, token in zip(places[1:], ids[1:], strict=True))

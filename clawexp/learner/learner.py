@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -29,7 +31,7 @@ from clawexp.model.decoder import read_weights
 from clawexp.model.load import load_policy
 from clawexp.model.tree_pass import TreeTokens, tree_logprobs
 from clawexp.model.tree_policy import TreePolicy
-from clawexp.protocols import Algo
+from clawexp.protocols import Algo, Imitating
 from clawexp.spec import LearnerOptions
 
 ALONE = Alone()
@@ -116,6 +118,16 @@ class Learner:
                 "another model than the learner trains, or the tokenizer is another's."
             )
 
+        if self.options.routing == "replay" and self.policy.shape.experts and not isinstance(self.algo, Imitating):
+            self._require_experts(batch)
+
+    def _require_experts(self, batch: TensorDict) -> None:
+        if "experts" not in batch and bool(batch["sampled"].any()):
+            raise LearnerError(
+                "learner.routing=replay: the engine did not tell which experts it sent the tokens of this batch to. "
+                "Choose learner.routing=own, or model/engine=embedded."
+            )
+
     def _judged(self, batch: TensorDict) -> Judged:
         return judged(batch, self.algo, self.critic, self)
 
@@ -133,8 +145,8 @@ class Learner:
         return self.passes.logprobs(self.policy, batch, batch["decision"], hidden), hidden
 
     def reference_logprobs(self, batch: TensorDict) -> Tensor:
-        """See `clawexp.learner.judgement.Scorer`."""
-        return self.passes.logprobs(self._reference, batch, batch["decision"])
+        """See `clawexp.learner.judgement.Scorer`. Its router decides by itself: it is a policy of its own."""
+        return self.passes.logprobs(self._reference, batch.exclude("experts"), batch["decision"])
 
     @functools.cached_property
     def _reference(self) -> TreePolicy:
@@ -206,10 +218,16 @@ class Learner:
         self.version += 1
         return {"learner/grad_norm": norm, "learner/lr": self.algo.lr * warmth}
 
-    def score(self, ids: Sequence[int]) -> Tensor:
-        """Logprob of each id but the first given those before it, at temperature 1, float32 [n - 1]."""
+    def score(self, ids: Sequence[int], experts: NDArray[np.int16] | None = None) -> Tensor:
+        """Logprob of each id but the first given those before it, at temperature 1, float32 [n - 1].
+
+        `experts`, as an engine told them, are used again where the learner's routing is replayed.
+        """
         place = torch.arange(len(ids))
-        tokens = TreeTokens(input_ids=torch.tensor(ids), position=place, parent=place - 1)
+        replayed = None
+        if experts is not None and self.options.routing == "replay":
+            replayed = torch.from_numpy(np.concatenate([experts, np.full_like(experts[:1], -1)]))
+        tokens = TreeTokens(input_ids=torch.tensor(ids), position=place, parent=place - 1, experts=replayed)
         with self.ranks.whole(self.policy):
             return tree_logprobs(self.policy, tokens, place[1:], 1.0, "chain")
 

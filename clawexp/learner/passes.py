@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from clawexp.batch.parts import Part, split
+from clawexp.errors import LearnerError
 from clawexp.learner.ranks import Ranks
 from clawexp.model.tree_pass import TreeTokens, tree_backward, tree_logprobs
 from clawexp.model.tree_policy import TreePolicy
@@ -48,7 +49,7 @@ class Passes:
                 hidden = None if hidden_out is None else hidden_out[rows]
                 logprobs[rows] = tree_logprobs(
                     policy,
-                    tree_tokens(part),
+                    self._tokens(policy, part),
                     targets,
                     self.temperature,
                     self.options.tree_pass,
@@ -76,7 +77,7 @@ class Passes:
 
                 logprobs[rows] = tree_backward(
                     policy,
-                    tree_tokens(part),
+                    self._tokens(policy, part),
                     targets,
                     token_loss,
                     self.temperature,
@@ -119,10 +120,29 @@ class Passes:
             "learner/repeated_tokens": float(sum(part.repeated for part in parts)),
         }
 
+    def _tokens(self, policy: TreePolicy, part: TensorDict) -> TreeTokens:
+        """The structure of a part's trees, and the experts that shall be used again."""
+        experts = part.get("experts", None) if self.options.routing == "replay" else None
+        if experts is not None and len(experts):
+            _check_experts(policy, experts)
+        return TreeTokens(part["input_ids"], part["position"], part["parent"], experts)
 
-def tree_tokens(part: TensorDict) -> TreeTokens:
-    """The structure of a batch's trees."""
-    return TreeTokens(input_ids=part["input_ids"], position=part["position"], parent=part["parent"])
+
+def _check_experts(policy: TreePolicy, experts: Tensor) -> None:
+    """Raise LearnerError where a policy has no such experts."""
+    shape = policy.shape
+    if shape.experts is None:
+        raise LearnerError(
+            f"the batch tells of experts, and the policy ({shape.architecture}) has none that can be chosen for it. "
+            "The engine serves another model than the learner trains; or choose learner.routing=own."
+        )
+    want = (shape.layers, shape.experts.chosen)
+    if tuple(experts.shape[1:]) != want or int(experts.max()) >= shape.experts.number:
+        raise LearnerError(
+            f"the batch tells of {tuple(experts.shape[1:])} (layers, chosen) of {int(experts.max()) + 1} experts or "
+            f"more, and the policy has {want} of {shape.experts.number}. The engine serves another model than the "
+            "learner trains."
+        )
 
 
 def _zeros(policy: TreePolicy, size: int) -> Tensor:

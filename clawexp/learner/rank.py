@@ -7,7 +7,9 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from clawexp.batch.batch import load
 from clawexp.child import read_settings, say_ready
@@ -35,8 +37,8 @@ class Rank:
     def decision_logprobs(self, batch: Path) -> list[float]:
         return self._learner.decision_logprobs(load(batch)).tolist()
 
-    def score(self, ids: list[int]) -> list[float]:
-        return self._learner.score(ids).tolist()
+    def score(self, ids: list[int], experts: NDArray[np.int16] | None) -> list[float]:
+        return self._learner.score(ids, experts).tolist()
 
     def save(self, folder: Path) -> None:
         self._learner.save(folder)

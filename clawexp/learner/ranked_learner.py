@@ -9,7 +9,9 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
@@ -42,8 +44,8 @@ class RankedLearner:
     def decision_logprobs(self, batch: TensorDict) -> Tensor:
         return torch.tensor(self._ask("decision_logprobs", self._laid(batch)))
 
-    def score(self, ids: Sequence[int]) -> Tensor:
-        return torch.tensor(self._ask("score", list(ids)))
+    def score(self, ids: Sequence[int], experts: NDArray[np.int16] | None = None) -> Tensor:
+        return torch.tensor(self._ask("score", list(ids), experts))
 
     def save(self, folder: Path) -> None:
         self._ask("save", folder.absolute())

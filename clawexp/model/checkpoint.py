@@ -11,9 +11,10 @@ from clawexp.errors import ConfigError
 FILES = ("config.json", "model.safetensors")
 ARCHITECTURES: dict[str, Literal["qwen3", "llama"]] = {
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3",
     "LlamaForCausalLM": "llama",
 }
-# Switches of the two architectures that change the maths, with the only value that the decoder implements.
+# Switches of these architectures that change the maths, with the only value that the decoder implements.
 FIXED: dict[str, Any] = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -21,6 +22,8 @@ FIXED: dict[str, Any] = {
     "use_sliding_window": False,
     "rope_interleaved": False,
     "partial_rotary_factor": 1.0,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
 }
 
 
@@ -52,6 +55,20 @@ def converted_folder(path: str) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertShape:
+    """The numbers of a sparse feed-forward layer; all layers have one then."""
+
+    number: int
+    """Experts of a layer."""
+    chosen: int
+    """Of them, for each token."""
+    intermediate: int
+    """Of one expert."""
+    normalised: bool
+    """The weights of the chosen ones add up to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shape:
     """The numbers of a decoder, as `config.json` has them."""
 
@@ -67,6 +84,8 @@ class Shape:
     eps: float
     rope_theta: float
     tied: bool
+    experts: ExpertShape | None = None
+    """None where all feed-forward layers are dense, or computed by transformers."""
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -104,13 +123,34 @@ def shape_of(config: dict[str, Any]) -> Shape:
             eps=config["rms_norm_eps"],
             rope_theta=_rope(config)["rope_theta"],
             tied=config.get("tie_word_embeddings", False),
+            experts=_experts(config) if names[0] == "Qwen3MoeForCausalLM" else None,
         )
     except KeyError as error:
         raise ConfigError(f"config.json lacks {error.args[0]!r}") from error
 
 
+def has_experts(config: dict[str, Any]) -> bool:
+    """Whether a router chooses among experts, in any architecture."""
+    return any(config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+
+def _experts(config: dict[str, Any]) -> ExpertShape:
+    """Raises KeyError."""
+    return ExpertShape(
+        number=config.get("num_experts") or config["num_local_experts"],
+        chosen=config["num_experts_per_tok"],
+        intermediate=config["moe_intermediate_size"],
+        normalised=config.get("norm_topk_prob", False),
+    )
+
+
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+
+
+def other_than_ours(config: dict[str, Any]) -> bool:
+    """Whether the decoder does not implement all of a model."""
+    return not set(config.get("architectures") or []) & ARCHITECTURES.keys() or bool(other_maths(config))
 
 
 def other_maths(config: dict[str, Any]) -> dict[str, Any]:

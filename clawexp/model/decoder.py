@@ -1,4 +1,4 @@
-"""The policy: a float32 decoder of the Qwen3 and Llama architectures, the same code in learner and engine.
+"""The policy: a float32 decoder of the Qwen3, Qwen3-MoE and Llama architectures, the same code in learner and engine.
 
 Query, key and value projections are one matrix, as are gate and up: fewer and larger products. `weights()` and `save`
 speak Hugging Face's names, so that any engine reads what we write.
@@ -22,8 +22,9 @@ from torch.utils.checkpoint import checkpoint
 
 from clawexp.errors import ConfigError
 from clawexp.model.checkpoint import Shape, read_config, shape_of
+from clawexp.model.experts import Choose, Experts
 from clawexp.model.rms_norm import rms_norm
-from clawexp.model.tree_policy import See, TreePolicy
+from clawexp.model.tree_policy import Route, See, TreePolicy
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Queries [N, H, D], keys [N, G, D] and values [N, G, D] of one layer -> what the queries saw, [N, H, D]."""
@@ -43,11 +44,15 @@ class Layer(nn.Module):
             self.k_norm = _parameter(dim)
         self.o = _parameter(shape.hidden, heads * dim)
         self.mlp_norm = _parameter(shape.hidden)
-        self.gate_up = _parameter(2 * shape.intermediate, shape.hidden)
-        self.down = _parameter(shape.hidden, shape.intermediate)
+        self.experts = Experts(shape.experts, shape.hidden) if shape.experts else None
+        if self.experts is None:
+            self.gate_up = _parameter(2 * shape.intermediate, shape.hidden)
+            self.down = _parameter(shape.hidden, shape.intermediate)
 
-    def forward(self, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """[N, hidden] -> [N, hidden]. `rope` is of `Policy.rope`."""
+    def forward(
+        self, hidden: Tensor, rope: tuple[Tensor, Tensor], attend: Attend, choose: Choose | None = None
+    ) -> Tensor:
+        """[N, hidden] -> [N, hidden]. `rope` is of `Policy.rope`; `choose` is asked where there are experts."""
         shape = self.shape
         qkv = F.linear(rms_norm(hidden, self.attention_norm, shape.eps), self.qkv)
         heads = qkv.view(-1, shape.heads + 2 * shape.kv_heads, shape.head_dim)
@@ -58,7 +63,10 @@ class Layer(nn.Module):
         q, k = _rotate(qk, rope).split((shape.heads, shape.kv_heads), 1)
         seen = attend(q, k, v)
         hidden = hidden + F.linear(seen.reshape(len(hidden), -1), self.o)
-        gate, up = F.linear(rms_norm(hidden, self.mlp_norm, shape.eps), self.gate_up).chunk(2, -1)
+        normal = rms_norm(hidden, self.mlp_norm, shape.eps)
+        if self.experts is not None:
+            return hidden + self.experts(normal, choose)
+        gate, up = F.linear(normal, self.gate_up).chunk(2, -1)
         return hidden + F.linear(F.silu(gate) * up, self.down)
 
     def parts(self) -> dict[str, Tensor]:
@@ -66,7 +74,6 @@ class Layer(nn.Module):
         shape = self.shape
         rows = [shape.heads * shape.head_dim, *[shape.kv_heads * shape.head_dim] * 2]
         q, k, v = self.qkv.split(rows)
-        gate, up = self.gate_up.chunk(2)
         parts: dict[str, Tensor] = {
             "input_layernorm": self.attention_norm,
             "self_attn.q_proj": q,
@@ -74,10 +81,12 @@ class Layer(nn.Module):
             "self_attn.v_proj": v,
             "self_attn.o_proj": self.o,
             "post_attention_layernorm": self.mlp_norm,
-            "mlp.gate_proj": gate,
-            "mlp.up_proj": up,
-            "mlp.down_proj": self.down,
         }
+        if self.experts is not None:
+            parts |= {f"mlp.{name}": part for name, part in self.experts.parts().items()}
+        else:
+            gate, up = self.gate_up.chunk(2)
+            parts |= {"mlp.gate_proj": gate, "mlp.up_proj": up, "mlp.down_proj": self.down}
         if shape.architecture == "qwen3":
             parts |= {"self_attn.q_norm": self.q_norm, "self_attn.k_norm": self.k_norm}
         return parts
@@ -120,11 +129,14 @@ class Policy(TreePolicy):
         rope = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
         return rope[0].to(self.embedding.dtype), rope[1].to(self.embedding.dtype)
 
-    def states(self, ids: Tensor, position: Tensor, see: See, checkpointing: bool) -> Tensor:
+    def states(
+        self, ids: Tensor, position: Tensor, see: See, checkpointing: bool, route: Route | None = None
+    ) -> Tensor:
         """See `TreePolicy`."""
         hidden, rope = self.embed(ids), self.rope(position)
         for number, layer in enumerate(self.layers):
-            step = (layer, hidden, rope, functools.partial(see, number))
+            choose = None if route is None else functools.partial(route, number)
+            step = (layer, hidden, rope, functools.partial(see, number), choose)
             if checkpointing and torch.is_grad_enabled():
                 hidden = cast(Tensor, checkpoint(*step, use_reentrant=False, preserve_rng_state=False))
             else:

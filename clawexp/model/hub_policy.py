@@ -20,7 +20,7 @@ from clawexp.errors import ConfigError
 from clawexp.model.checkpoint import FILES, Shape
 from clawexp.model.tree_attention import tree_attention
 from clawexp.model.tree_plan import blocks_of
-from clawexp.model.tree_policy import See, TreePolicy
+from clawexp.model.tree_policy import Route, See, TreePolicy
 
 ATTENTION = "clawexp_tree"
 REFUSED = ("softcap", "s_aux", "position_bias")
@@ -68,7 +68,9 @@ class HubPolicy(TreePolicy):
         """See `TreePolicy`."""
         return _head(self.model)
 
-    def states(self, ids: Tensor, position: Tensor, see: See, checkpointing: bool) -> Tensor:
+    def states(
+        self, ids: Tensor, position: Tensor, see: See, checkpointing: bool, route: Route | None = None
+    ) -> Tensor:
         """See `TreePolicy`."""
         seen: set[int] = set()
 

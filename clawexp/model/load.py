@@ -3,15 +3,14 @@
 from pathlib import Path
 
 from clawexp.errors import ConfigError
-from clawexp.model.checkpoint import ARCHITECTURES, other_maths, read_config
+from clawexp.model.checkpoint import other_than_ours, read_config
 from clawexp.model.decoder import Policy
 from clawexp.model.tree_policy import TreePolicy
 
 
 def load_policy(folder: Path) -> TreePolicy:
     """In float32. Raises ConfigError where it cannot be read, or its attention cannot be a tree's."""
-    config = read_config(folder)
-    if set(config.get("architectures") or []) & ARCHITECTURES.keys() and not other_maths(config):
+    if not other_than_ours(read_config(folder)):
         return Policy.load(folder)
     try:
         from clawexp.model.hub_policy import HubPolicy

@@ -21,4 +21,8 @@ def _layer_floats(shape: Shape) -> int:
     queries, what they saw, twice in another order, and the four of the gated product."""
     projected = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     rotated = (shape.heads + shape.kv_heads) * shape.head_dim
-    return 4 * shape.hidden + projected + rotated + 3 * shape.heads * shape.head_dim + 4 * shape.intermediate
+    attention = 4 * shape.hidden + projected + rotated + 3 * shape.heads * shape.head_dim
+    if (experts := shape.experts) is None:
+        return attention + 4 * shape.intermediate
+    # For each chosen expert, beside the gated product, its input, and its output in two orders; and all chances.
+    return attention + experts.chosen * (4 * experts.intermediate + 3 * shape.hidden) + experts.number

@@ -23,7 +23,7 @@ from clawexp.model.target_head import target_logprobs
 from clawexp.model.tree_attention import Past, tree_attention
 from clawexp.model.tree_memory import token_bytes
 from clawexp.model.tree_plan import Step, blocks_of, check_trees, schedule
-from clawexp.model.tree_policy import See, TreePolicy
+from clawexp.model.tree_policy import Route, See, TreePolicy
 
 Mode = Literal["auto", "chain", "dfs"]
 TokenLoss = Callable[[Tensor, Tensor], Tensor]
@@ -45,6 +45,9 @@ class TreeTokens:
     """Depth."""
     parent: Tensor
     """Index of the token before it on its path; -1 for a root."""
+    experts: Tensor | None = None
+    """Where each token shall go in each layer, int16 [N, layers, k]; -1 where the router shall decide. None: it decides
+    everywhere."""
 
 
 def tree_logprobs(
@@ -223,8 +226,15 @@ class _Pass:
                 kept.setdefault(number, (k, v))  # those of a checkpoint's second forward pass are not the graph's
             return see(number, q, k, v)
 
-        final = self.policy.states(ids, position, attend, self.checkpointing)
+        final = self.policy.states(ids, position, attend, self.checkpointing, self._routes(tokens))
         return list(kept.values()), final
+
+    def _routes(self, tokens: slice) -> Route | None:
+        """The choices that are given of these tokens."""
+        if self.tokens.experts is None:
+            return None
+        given = self.tokens.experts[tokens].to(self.device, torch.int64)
+        return lambda number, own: torch.where(given[:, number] < 0, own, given[:, number])
 
     def _attention(self, step: Step, path: _Path) -> See:
         """That of each layer, by its number, for a step's tokens."""

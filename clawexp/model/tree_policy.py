@@ -10,6 +10,8 @@ from clawexp.model.checkpoint import Shape
 
 See = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """Number of a layer, its queries [N, H, D], keys [N, G, D] and values [N, G, D] -> what the queries saw, [N, H, D]."""
+Route = Callable[[int, Tensor], Tensor]
+"""Number of a layer and the experts that its router would choose, int64 [N, k] -> those to use."""
 
 
 class TreePolicy(nn.Module, ABC):
@@ -25,10 +27,13 @@ class TreePolicy(nn.Module, ABC):
         """[V, hidden]; logits are the states times this."""
 
     @abstractmethod
-    def states(self, ids: Tensor, position: Tensor, see: See, checkpointing: bool) -> Tensor:
+    def states(
+        self, ids: Tensor, position: Tensor, see: See, checkpointing: bool, route: Route | None = None
+    ) -> Tensor:
         """Tokens [N] at depths [N] -> their final hidden states [N, hidden].
 
-        With `checkpointing`, `see` is called once more for each layer in the backward pass.
+        With `checkpointing`, `see` and `route` are called once more for each layer in the backward pass. `route` is
+        given to policies whose shape has experts alone; without it their routers decide.
         """
 
     @abstractmethod

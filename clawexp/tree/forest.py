@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from clawexp.protocols import Auxiliary, LeafFilter
-from clawexp.tree.segment import Node, Segment, common_length
+from clawexp.tree.segment import Node, Segment, common_length, either
 from clawexp.tree.tree import Tree
 
 
@@ -64,7 +64,8 @@ def merge(trees: Sequence[Tree]) -> Tree:
     """Several rollouts in one tree: what begins alike stands once, and names all its owners.
 
     An answer is shared only as far as ids, versions and logprobs agree to the bit, and the kind of its call, so that
-    one weight serves all owners; siblings of one rollout stay apart, so that its sampled tokens count once each.
+    one weight serves all owners; siblings of one rollout stay apart, so that its sampled tokens count once each. Of
+    tokens that stand once, the experts are those that the first rollout tells.
     """
     top = Node()
     rollouts: list[str] = []
@@ -91,10 +92,12 @@ def _graft(node: Node, segment: Segment) -> Node:
         assert node.segment is not None
         if shared < len(node.segment.ids):
             node.cut(shared)
+        told = None if segment.experts is None else segment.experts[:shared]
         node.segment = replace(
             node.segment,
             owners=node.segment.owners + segment.owners,
             calls=node.segment.calls + segment.calls,
+            experts=either(node.segment.experts, told),
         )
         if shared == len(segment.ids):
             return node

@@ -37,6 +37,9 @@ class Segment:
     """Of the call that brought it first."""
     trained: bool
     """False: context only."""
+    experts: NDArray[np.int16] | None = None
+    """That the engine sent each token to, [ids, layers, k]; -1 where no call tells, as of an answer's last token that
+    no call goes on from. None: nothing is told of any."""
 
     def __post_init__(self) -> None:
         length = len(self.ids) if self.sampled else 0
@@ -53,6 +56,8 @@ class Segment:
         """The first `at` ids, and the rest."""
         head = replace(self, ids=self.ids[:at], logprobs=self.logprobs[:at], versions=self.versions[:at])
         tail = replace(self, ids=self.ids[at:], logprobs=self.logprobs[at:], versions=self.versions[at:])
+        if self.experts is not None:
+            head, tail = replace(head, experts=self.experts[:at]), replace(tail, experts=self.experts[at:])
         return head, replace(tail, edge="continue")
 
 
@@ -107,6 +112,13 @@ class Node:
             stack += [(branch, len(segments)) for branch in reversed(list(node.branches()))]
             segments.append(replace(segment, parent=parent))
         return tuple(segments)
+
+
+def either(experts: NDArray[np.int16] | None, others: NDArray[np.int16] | None) -> NDArray[np.int16] | None:
+    """Those of the first, and of the second where the first tells nothing."""
+    if experts is None or others is None:
+        return others if experts is None else experts
+    return np.where(experts < 0, others, experts)
 
 
 def common_length(a: NDArray[np.generic], b: NDArray[np.generic]) -> int:

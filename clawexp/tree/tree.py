@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clawexp.errors import LearnerError
 from clawexp.records import Call, Cause, Rollout
-from clawexp.tree.segment import Edge, Node, Segment
+from clawexp.tree.segment import Edge, Node, Segment, either
 
 EDGE_OF_CAUSE: Mapping[Cause, Edge] = {
     "root": "continue",
@@ -136,6 +137,8 @@ def _check(call: Call) -> None:
         problem = f"{len(call.sampled_ids)} sampled ids but {len(call.logprobs)} logprobs"
     elif covered != len(call.sampled_ids):
         problem = f"the version spans do not cover the {len(call.sampled_ids)} sampled ids: {call.spans}"
+    elif call.experts is not None and len(call.experts) >= len(call.prompt_ids) + len(call.sampled_ids):
+        problem = f"experts of {len(call.experts)} tokens, and only those before the last were computed"
     if problem:
         raise LearnerError(
             f"rollout {call.rollout_id}, call {call.call_id}: {problem}. It cannot be scored; leave the rollout out."
@@ -155,7 +158,20 @@ def _answer(call: Call) -> Segment:
         edge="continue",
         kind=call.kind,
         trained=not call.rewritten,
+        experts=_experts(call, len(call.prompt_ids), len(call.prompt_ids) + len(call.sampled_ids)),
     )
+
+
+def _experts(call: Call, start: int, end: int) -> NDArray[np.int16] | None:
+    """What a call tells of the tokens `[start, end)` of its prompt and answer."""
+    if call.experts is None:
+        return None
+    first = len(call.prompt_ids) + len(call.sampled_ids) - 1 - len(call.experts)
+    place = np.arange(start, end) - first
+    told = (place >= 0) & (place < len(call.experts))
+    rows = np.full((end - start, *call.experts.shape[1:]), -1, np.int16)
+    rows[told] = call.experts[place[told]]
+    return rows
 
 
 def _insert(top: Node, call: Call, earlier: Mapping[str, Call], splits: list[Split], followed: set[str]) -> Node:
@@ -168,6 +184,9 @@ def _insert(top: Node, call: Call, earlier: Mapping[str, Call], splits: list[Spl
     node, inside, shared = top.longest(prompt)
     if node.segment is not None and inside < len(node.segment.ids):
         node.cut(inside)
+    if node.segment is not None and call.experts is not None:  # which may tell of an answer's last token
+        told = _experts(call, shared - len(node.segment.ids), shared)
+        node.segment = replace(node.segment, experts=either(node.segment.experts, told))
     edge = EDGE_OF_CAUSE[call.cause]
     if node.segment is not None and node.segment.sampled:
         answered = earlier[node.segment.calls[0]]
@@ -179,12 +198,13 @@ def _insert(top: Node, call: Call, earlier: Mapping[str, Call], splits: list[Spl
             edge = "tool" if answered.verdict == "tool_calls" else "continue"
     if shared == len(prompt):
         return node
-    return node.add(_environment(call, prompt[shared:], edge), arrived=len(earlier) + 1)
+    return node.add(_environment(call, shared, edge), arrived=len(earlier) + 1)
 
 
-def _environment(call: Call, ids: np.ndarray, edge: Edge) -> Segment:
+def _environment(call: Call, start: int, edge: Edge) -> Segment:
+    """Its prompt from there on."""
     return Segment(
-        ids=ids,
+        ids=np.array(call.prompt_ids[start:], np.int32),
         parent=-1,
         sampled=False,
         logprobs=np.empty(0, np.float32),
@@ -194,6 +214,7 @@ def _environment(call: Call, ids: np.ndarray, edge: Edge) -> Segment:
         edge=edge,
         kind=call.kind,
         trained=False,
+        experts=_experts(call, start, len(call.prompt_ids)),
     )
 
 

@@ -1,12 +1,14 @@
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from made_rollouts import call, random_rollout, random_trees, rollout, two_turns
 
-from clawexp.batch.batch import credited, validate
+from clawexp.batch.batch import credited, validate, with_columns
 from clawexp.batch.pack import pack
+from clawexp.batch.parts import split
 from clawexp.errors import LearnerError
 from clawexp.records import Call, Rollout
 from clawexp.tree.forest import merge, prune
@@ -209,3 +211,29 @@ def test_a_longer_branch_does_not_draw_the_successor_to_it():
         batch = pack([grow(rollout(turns))], {"r0": 1.0})
         after = {path: later for path, later, _ in found_successors(batch, 0)}
         assert after[(1, 2)] == (1, 2, 3, 4)
+
+
+def test_experts_stand_beside_their_tokens_and_are_missing_where_nothing_is_told():
+    def experts(*rows):
+        return np.array([[[row, row + 1], [0, 1]] for row in rows], np.int16)
+
+    assert "experts" not in pack([grow(two_turns())], {"r0": 1.0})
+    told = rollout([call("c0", [1, 2], [3, 9], experts=experts(10, 11, 12))], "r1")
+    batch = pack([grow(rollout([call("c0", [4], [5])])), grow(told)], {"r0": 1.0, "r1": -1.0})
+    validate(batch)
+    assert batch["experts"].shape == (6, 2, 2)
+    assert batch["experts"][:, 0, 0].tolist() == [-1, -1, 10, 11, 12, -1]
+    parts = list(split(batch, 4))
+    assert [part.batch["experts"][:, 0, 0].tolist() for part in parts] == [[-1, -1], [10, 11, 12, -1]]
+    narrow = with_columns(batch, experts=batch["experts"][:, 0])
+    with pytest.raises(LearnerError, match=r"experts is torch.int16 \[6, 2\], not torch.int16 \[6, 0, 0\]"):
+        validate(narrow)
+
+
+def test_experts_of_two_models_in_one_batch_are_refused():
+    trees = [
+        grow(rollout([call("c0", [1, 2], [3], experts=np.zeros((2, layers, 2), np.int16))], f"r{layers}"))
+        for layers in (1, 2)
+    ]
+    with pytest.raises(LearnerError, match="two models"):
+        pack(trees, {"r1": 1.0, "r2": -1.0})

@@ -3,8 +3,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from clawexp.capture.journal import AppendLog, CallJournal, read_calls, read_records
@@ -167,3 +169,18 @@ async def test_a_descriptor_is_not_given_away_while_it_is_synced(tmp_path: Path)
             await journal.commit(other, other.prompt_ids[other.shared :])
         let_go.set()
     assert len(list(Path("/proc/self/fd").iterdir())) == before - 1
+
+
+def test_experts_come_back_and_a_call_without_them_is_written_as_ever(tmp_path: Path) -> None:
+    plain = three_calls()
+    experts = np.arange(12, dtype=np.int16).reshape(3, 2, 2)
+    write(tmp_path / "plain.log", plain)
+    write(tmp_path / "told.log", [replace(plain[0], experts=experts), *plain[1:]])
+    assert b"experts" not in (tmp_path / "plain.log").read_bytes()
+    lines = [(tmp_path / name).read_bytes().splitlines() for name in ("plain.log", "told.log")]
+    assert lines[0][1:] == lines[1][1:]
+    found = read_calls(tmp_path / "told.log")
+    assert found == plain
+    assert found[0].experts is not None
+    assert np.array_equal(found[0].experts, experts)
+    assert found[1].experts is None

@@ -18,6 +18,12 @@ def other_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     return Checkpoint(tmp_path_factory.mktemp("checkpoint") / "second", seed=1)
 
 
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """A mixture of experts."""
+    return Checkpoint(tmp_path_factory.mktemp("checkpoint") / "mixture", seed=0, experts=True)
+
+
 @pytest.fixture
 async def served(checkpoint: Checkpoint, tmp_path: Path) -> AsyncIterator[EngineClient]:
     """A live engine of the first checkpoint."""

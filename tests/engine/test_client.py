@@ -3,9 +3,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import web
 
+from clawexp.array_text import text_of
 from clawexp.engine.client import EngineClient
 from clawexp.errors import EngineError
 from clawexp.records import Span
@@ -53,6 +55,7 @@ async def test_an_answer_becomes_a_frozen_record():
     async with answering(lambda: web.json_response(GOOD)) as client:
         got = await generate(client)
     assert (got.ids, got.logprobs, got.finish_reason) == ((3, 9), (-0.5, -1.0), "stop")
+    assert got.experts is None
     assert got.spans == (Span(version=1, start=0, end=1), Span(version=2, start=1, end=2))
 
 
@@ -69,6 +72,9 @@ async def test_an_answer_becomes_a_frozen_record():
         {"weight_versions": [{"version": "default", "start": 0, "end": 2}]},
         {"weight_versions": [{"version": 1, "start": 0, "end": 1}]},
         {"weight_versions": [{"version": 1, "start": 1, "end": 2}]},
+        {"routed_experts": "!"},
+        {"routed_experts": text_of(np.zeros((2, 2, 2), np.int16))},
+        {"routed_experts": text_of(np.zeros((3, 2), np.int16))},
     ],
 )
 async def test_an_answer_that_is_not_aligned_is_an_error_that_shows_it(change):

@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import aiohttp
+import numpy as np
 import pytest
 from tiny_engine import CONTEXT, VOCAB, Checkpoint, embedded, model, prompt
 
@@ -57,7 +58,7 @@ async def test_logprobs_are_those_of_the_reference_over_turns_groups_and_loads(c
         assert all(exact(other_checkpoint, ids, got) for ids, got in zip(prompts, answers, strict=True))
         assert answers[0].spans == (Span(version=7, start=0, end=12),)
 
-        scores = await served.score(shared)
+        scores = (await served.score(shared)).logprobs
         want = other_checkpoint.logprobs(shared[:1], shared[1:], 1.0)
         assert max(abs(a - b) for a, b in zip(scores, want, strict=True)) <= 1e-5
 
@@ -115,7 +116,9 @@ async def test_a_client_that_leaves_frees_its_slot(checkpoint, tmp_path):
             assert exact(checkpoint, ids, await generate(served, ids, "next"))
 
 
-async def test_deterministic_mode_gives_the_same_bits_at_any_concurrency(checkpoint, tmp_path):
+@pytest.mark.parametrize("name", ["checkpoint", "mixture"])
+async def test_deterministic_mode_gives_the_same_bits_at_any_concurrency(name, request, tmp_path):
+    checkpoint = request.getfixturevalue(name)
     engine = embedded(deterministic=True, slots=16)
     shared = prompt(0, 41)
     prompts = [shared] * 4 + [prompt(n, 5 + 7 * n) for n in range(1, 15)]
@@ -123,6 +126,10 @@ async def test_deterministic_mode_gives_the_same_bits_at_any_concurrency(checkpo
         crowd = await together(served, prompts)
         alone = [await generate(served, ids, f"call-{number}") for number, ids in enumerate(prompts)]
         assert crowd == alone
+        for one, other in zip(crowd, alone, strict=True):
+            assert (one.experts is None) == (other.experts is None) == (name == "checkpoint")
+            if one.experts is not None and other.experts is not None:
+                assert np.array_equal(one.experts, other.experts)
         assert exact(checkpoint, shared, crowd[0])
 
 

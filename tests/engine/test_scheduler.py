@@ -2,13 +2,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import numpy as np
 import pytest
+import torch
 from tiny_engine import CONTEXT, Checkpoint, prompt
 
 from clawexp.engine import scheduler as scheduling
 from clawexp.engine.decode import Forward
 from clawexp.engine.scheduler import Generating, Scheduler
 from clawexp.model.decoder import Policy
+from clawexp.model.tree_attention import tree_attention
+from clawexp.model.tree_plan import blocks_of
 
 
 @pytest.fixture
@@ -103,3 +107,52 @@ async def test_a_cancelled_call_leaves_nothing_behind(checkpoint):
                 call.cancel()
         assert scheduler.busy == 0
         assert len((await generate(scheduler, prompt(0, 30))).ids) == 8
+
+
+def chosen_by(policy: Policy, ids: list[int]) -> np.ndarray:
+    """The experts of each token, in one pass over all of them."""
+    found = np.full((len(ids), policy.shape.layers, 2), -1)
+    blocks = blocks_of(np.arange(len(ids)) - 1)
+
+    def note(layer, own):
+        found[:, layer] = own
+        return own
+
+    with torch.no_grad():
+        place = torch.arange(len(ids))
+        policy.states(torch.tensor(ids), place, lambda _, q, k, v: tree_attention(q, k, v, blocks, None), False, note)
+    return found
+
+
+async def test_experts_are_told_of_all_that_was_computed_however_it_was(mixture, computed):
+    policy = Policy.load(mixture.folder)
+    async with working(mixture) as scheduler:
+        first = prompt(0, 60)
+        answer = await generate(scheduler, first)
+        turn = [*first, *answer.ids, *prompt(1, 10)]
+        del computed[:]
+        async with asyncio.TaskGroup() as group:
+            calls = [group.create_task(generate(scheduler, turn, str(n))) for n in range(3)]
+        assert sum(computed) < len(turn)  # its beginning was held by one slot, and copied to the others
+    for asked, call in [(first, answer), *((turn, call.result()) for call in calls)]:
+        want = chosen_by(policy, [*asked, *call.ids[:-1]])
+        assert call.experts is not None
+        assert np.array_equal(call.experts, want)
+        assert len(np.unique(want)) == 8
+        scored = mixture.logprobs(asked, call.ids, 1.0)
+        assert max(abs(a - b) for a, b in zip(call.logprobs, scored, strict=True)) <= 1e-5
+
+
+async def test_a_dense_model_tells_of_no_experts(checkpoint):
+    async with working(checkpoint) as scheduler:
+        assert (await generate(scheduler, prompt(0, 60))).experts is None
+
+
+async def test_a_score_tells_of_experts_too(mixture):
+    async with working(mixture) as scheduler:
+        ids = prompt(0, 40)
+        scored = scheduler.score(ids)
+    assert scored.experts is not None
+    assert np.array_equal(scored.experts, chosen_by(Policy.load(mixture.folder), ids)[:-1])
+    want = mixture.logprobs(ids[:1], ids[1:], 1.0)
+    assert max(abs(a - b) for a, b in zip(scored.logprobs, want, strict=True)) <= 1e-5

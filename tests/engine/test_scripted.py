@@ -82,7 +82,7 @@ async def test_what_is_said_is_the_script_and_its_logprobs_are_the_models(client
     got = await client.generate(prompt, temperature=1.0, max_tokens=512, stop_ids=[STOP], key="a")
     assert RENDERING.parse(got.ids).tool_calls[0].arguments["content"] == WRITE[1]["content"]
     assert (got.finish_reason, got.ids[-1]) == ("stop", STOP)
-    scored = (await client.score([*prompt, *got.ids]))[len(prompt) - 1 :]
+    scored = (await client.score([*prompt, *got.ids])).logprobs[len(prompt) - 1 :]
     assert max(abs(one - other) for one, other in zip(got.logprobs, scored, strict=True)) < 1e-4
     assert len(set(got.logprobs)) > len(got.logprobs) // 2, "a made-up constant"
 

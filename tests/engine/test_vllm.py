@@ -133,7 +133,7 @@ async def test_scores_are_those_of_the_weights_that_were_loaded_last_the_tied_he
     ids = prompt(5, 64)
     for version, checkpoint in enumerate((checkpoints[1], checkpoints[0]), start=2):
         await served.load(checkpoint.folder, version)
-        scores = await served.score(ids)
+        scores = (await served.score(ids)).logprobs
         want = checkpoint.logprobs(ids[:1], ids[1:], 1.0)
         assert max(abs(a - b) for a, b in zip(scores, want, strict=True)) <= TOLERANCE
 
@@ -218,7 +218,7 @@ async def test_a_running_server_is_served_by_its_url(
     model = build(composed(["model/engine=vllm", f"model.engine.url={driver.url}/"])).model
     async with model.engine.serve(model, 0, tmp_path) as engine:
         ids = prompt(10, 30)
-        scores = await engine.score(ids)
+        scores = (await engine.score(ids)).logprobs
         want = checkpoints[0].logprobs(ids[:1], ids[1:], 1.0)
         assert max(abs(a - b) for a, b in zip(scores, want, strict=True)) <= TOLERANCE
         assert engine.url == driver.url

@@ -1,21 +1,24 @@
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from clawexp.engine.embedded import Embedded
 from clawexp.spec import Model
 
 CONTEXT = 200
 VOCAB = 512
+EXPERTS: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
 
 class Checkpoint:
     """A tiny random model on disk, and the reference that transformers makes of it."""
 
-    def __init__(self, folder: Path, seed: int, head_dim: int = 8) -> None:
+    def __init__(self, folder: Path, seed: int, head_dim: int = 8, experts: bool = False) -> None:
         torch.manual_seed(seed)
-        config = Qwen3Config(
+        config = (Qwen3MoeConfig if experts else Qwen3Config)(
+            **(EXPERTS if experts else {}),
             vocab_size=VOCAB,
             hidden_size=32,
             num_hidden_layers=2,
@@ -27,7 +30,7 @@ class Checkpoint:
             initializer_range=0.3,
         )
         self.folder = folder
-        self.reference: PreTrainedModel = Qwen3ForCausalLM(config).eval()
+        self.reference: PreTrainedModel = (Qwen3MoeForCausalLM if experts else Qwen3ForCausalLM)(config).eval()
         self.reference.save_pretrained(folder)
 
     def logprobs(self, prompt: list[int], ids: list[int], temperature: float) -> list[float]:

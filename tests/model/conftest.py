@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 SIZE: dict[str, Any] = {
     "vocab_size": 97,
@@ -15,6 +23,7 @@ SIZE: dict[str, Any] = {
     "intermediate_size": 80,
     "max_position_embeddings": 512,
 }
+EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 Reference = Callable[..., tuple[Path, PreTrainedModel]]
 
 
@@ -22,7 +31,7 @@ Reference = Callable[..., tuple[Path, PreTrainedModel]]
 def reference(tmp_path: Path) -> Reference:
     """A tiny random checkpoint and the model that transformers makes of it."""
 
-    def make(architecture: str = "qwen3", tied: bool = True) -> tuple[Path, PreTrainedModel]:
+    def make(architecture: str = "qwen3", tied: bool = True, **other: Any) -> tuple[Path, PreTrainedModel]:
         torch.manual_seed(0)
         if architecture == "qwen3":
             config = Qwen3Config(
@@ -33,6 +42,15 @@ def reference(tmp_path: Path) -> Reference:
                 initializer_range=0.2,
             )
             model = Qwen3ForCausalLM(config)
+        elif architecture == "qwen3_moe":
+            config = Qwen3MoeConfig(
+                **SIZE | EXPERTS | other,
+                head_dim=16,
+                tie_word_embeddings=tied,
+                rope_parameters=rope(1e6),
+                initializer_range=0.2,
+            )
+            model = Qwen3MoeForCausalLM(config)
         else:
             config = LlamaConfig(**SIZE, tie_word_embeddings=tied, rope_parameters=rope(1e5), initializer_range=0.2)
             model = LlamaForCausalLM(config)

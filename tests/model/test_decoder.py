@@ -13,14 +13,15 @@ IDS = [5, 17, 3, 90, 41, 8, 8, 2]
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "qwen3_moe"])
 def test_logprobs_are_those_of_transformers(reference, architecture, tied):
     folder, model = reference(architecture, tied)
     assert close(Policy.load(folder), model)
 
 
-def test_what_it_saves_is_read_by_transformers_and_by_itself(reference, tmp_path):
-    folder, model = reference("qwen3", tied=False)
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe"])
+def test_what_it_saves_is_read_by_transformers_and_by_itself(reference, tmp_path, architecture):
+    folder, model = reference(architecture, tied=False)
     policy = Policy.load(folder)
     policy.save(tmp_path / "copy")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "copy")

@@ -10,7 +10,7 @@ TOKENS = 600
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("architecture", ["qwen3", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "qwen3_moe"])
 def test_what_a_graph_takes_is_what_autograd_keeps(reference, architecture, checkpointing):
     policy = Policy.load(reference(architecture)[0])
     weights = {weight.untyped_storage().data_ptr() for weight in policy.parameters()}

@@ -126,3 +126,19 @@ def test_merging_keeps_the_records_of_rewritten_answers():
     calls = [call("c0", [1], [2, 3, 4]), call("c1", [1, 2, 7], [8], cause="rewrite")]
     trees = [grow(rollout(calls, "r0")), grow(rollout(calls, "r1"))]
     assert len(merge(trees).splits) == 2
+
+
+def test_merged_rollouts_keep_the_experts_of_the_first_and_what_only_others_tell():
+    def experts(*rows):
+        return np.array([[[row, row + 1]] for row in rows], np.int16)
+
+    one = rollout([call("c0", [1, 2], [3, 9], experts=experts(10, 11, 12))], "r0")
+    calls = [
+        call("c0", [1, 2], [3, 9], experts=experts(20, 21, 22)),
+        call("c1", [1, 2, 3, 9, 5], [7], shared=4, experts=experts(23, 24)),
+    ]
+    other = rollout(calls, "r1")
+    tree = merge([grow(one), grow(other)])
+    assert [s.ids.tolist() for s in tree.segments] == [[1, 2], [3, 9], [5], [7]]
+    told = [s.experts[:, 0, 0].tolist() for s in tree.segments if s.experts is not None]
+    assert told == [[10, 11], [12, 23], [24], [-1]]

@@ -293,3 +293,34 @@ def test_a_session_of_long_prompts_grows_in_time_linear_in_its_tokens():
         prompt = prompt + calls[-1].sampled_ids + tuple(range(100))
     tree = grow(rollout(calls))
     assert tree.num_tokens == 60_000 + 40 * 50 + 39 * 100
+
+
+def experts(*rows):
+    """Of one layer, two for each token: its number and the next."""
+    return np.array([[[row, row + 1]] for row in rows], np.int16)
+
+
+def told(tree):
+    """The first expert of each token of each segment."""
+    return [None if s.experts is None else s.experts[:, 0, 0].tolist() for s in tree.segments]
+
+
+def test_experts_are_cut_with_their_tokens_and_completed_by_who_goes_on():
+    first = call("c0", [1, 2], [3, 9], cause="root", experts=experts(10, 11, 12))
+    tree = grow(rollout([first]))
+    assert told(tree) == [[10, 11], [12, -1]]  # its last token was never computed
+    second = call("c1", [1, 2, 3, 9, 5], [7, 7], parent="c0", shared=4, experts=experts(13, 14, 15))
+    third = call("c2", [1, 8], [4], cause="subagent", parent="c0", shared=1, experts=experts(21))
+    tree = grow(rollout([first, second, third]))
+    assert [s.ids.tolist() for s in tree.segments] == [[1], [2], [3, 9], [5], [7, 7], [8], [4]]
+    assert told(tree) == [[10], [11], [12, 13], [14], [15, -1], [21], [-1]]
+
+
+def test_calls_without_experts_leave_theirs_open():
+    calls = [call("c0", [1, 2], [3]), call("c1", [1, 2, 3, 5], [7, 7], shared=3, experts=experts(12, 13, 14))]
+    assert told(grow(rollout(calls))) == [None, [12], [13], [14, -1]]
+
+
+def test_more_experts_than_computed_tokens_are_refused():
+    with pytest.raises(LearnerError, match="experts of 3 tokens"):
+        grow(rollout([call("c0", [1, 2], [3], experts=experts(1, 2, 3))]))
