@@ -104,7 +104,7 @@ def _learner_and_engine(experiment: Experiment) -> Iterator[Clash]:
     why = None
     if not (isinstance(engine, Telling) and engine.tells_experts):
         why = "is a mixture of experts, and the engine does not tell which it sends tokens to"
-    elif other_than_ours(config):
+    elif experiment.learner.lora is not None or other_than_ours(config):
         why = "is a mixture of experts that transformers computes, which are sent where its own router says"
     if why is not None:
         sides = f"learner.routing=replay model/engine={_name(engine)}"

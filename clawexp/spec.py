@@ -89,6 +89,17 @@ class Model:
 
 
 @component
+class LoraOptions:
+    """Low-rank adapters."""
+
+    rank: Positive
+    alpha: Annotated[float, Field(gt=0)]
+    """They are scaled by `alpha / rank`."""
+    targets: Literal["all-linear"] | tuple[str, ...]
+    """The linear layers that have one, by the last parts of their names; `all-linear`: all but the head."""
+
+
+@component
 class LearnerOptions:
     """How weights are updated."""
 
@@ -108,6 +119,10 @@ class LearnerOptions:
     the learner's router chooses. No matter for dense models."""
     num_ranks: Positive
     """Processes that share each update, with a shard of weights and optimiser each; 1 is the driver itself."""
+    device: Literal["auto", "cpu", "cuda"]
+    """Where the policy lies. `auto`: `cuda` where torch finds a GPU; of several ranks each takes one of its own."""
+    lora: LoraOptions | None
+    """None: all weights are trained."""
 
 
 @component

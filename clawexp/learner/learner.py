@@ -23,6 +23,7 @@ from clawexp.batch.batch import (
 )
 from clawexp.errors import ConfigError, LearnerError
 from clawexp.learner.critic import Critic
+from clawexp.learner.device import device_of
 from clawexp.learner.judgement import Judged, credited_now, judged, over_tokens
 from clawexp.learner.mismatch import divergence, mismatch
 from clawexp.learner.passes import Passes
@@ -53,12 +54,12 @@ class Learner:
         if options.threads:
             torch.set_num_threads(options.threads)
         self.options, self.folder, self.algo, self.temperature = options, folder, algo, temperature
-        self.policy, self.ranks = load_policy(folder), ranks
+        self.device, self.ranks = device_of(options), ranks
+        self.policy = load_policy(folder, options.lora).to(self.device)
         ranks.shard(self.policy)
         self.passes = Passes(ranks, options, temperature)
-        self.optimiser = torch.optim.AdamW(
-            self.policy.parameters(), lr=algo.lr, betas=algo.betas, weight_decay=algo.weight_decay
-        )
+        weights = [weight for weight in self.policy.parameters() if weight.requires_grad]
+        self.optimiser = torch.optim.AdamW(weights, lr=algo.lr, betas=algo.betas, weight_decay=algo.weight_decay)
         self.critic = Critic(algo.critic, self.policy.shape.hidden) if algo.critic else None
         self.step = self.version = 0
 
@@ -151,7 +152,7 @@ class Learner:
     @functools.cached_property
     def _reference(self) -> TreePolicy:
         """The policy that the run began with. Takes as much memory as the policy, of several ranks a share each."""
-        policy = load_policy(self.folder).to(self.policy.embedding.dtype)
+        policy = load_policy(self.folder).to(self.device, self.policy.embedding.dtype)
         self.ranks.shard(policy)
         return policy
 
@@ -253,7 +254,7 @@ class Learner:
         """Take up what `save` wrote, to the bit. Raises LearnerError where it does not fit."""
         try:
             state = torch.load(folder / STATE, weights_only=True)
-            self.ranks.take(self.policy, read_weights(folder))
+            self.ranks.take(self.policy, read_weights(folder, self.policy.file))
             self.ranks.take_optimiser_state(self.policy, self.optimiser, state["optimiser"], folder)
             if self.critic:
                 self.critic.take(state["critic"])

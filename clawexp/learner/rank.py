@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from clawexp.batch.batch import load
 from clawexp.child import read_settings, say_ready
 from clawexp.errors import ClawexpError
+from clawexp.learner.device import take_gpu
 from clawexp.learner.learner import Learner
 from clawexp.learner.sharded import Sharded
 
@@ -58,8 +59,9 @@ def main() -> None:
         number = settings["rank"]
         driver.send(number)
         options, folder, algo, temperature = driver.recv()
-        ranks = Sharded(number, settings["num_ranks"], Path(settings["rendezvous"]), "cpu")
         try:
+            device = take_gpu(options, number)
+            ranks = Sharded(number, settings["num_ranks"], Path(settings["rendezvous"]), device.type)
             rank = Rank(Learner(options, folder, algo, temperature, ranks))
         except ClawexpError as error:
             driver.recv()  # its first question, which this answers

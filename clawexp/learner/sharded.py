@@ -17,9 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from clawexp.errors import ConfigError
 from clawexp.learner.ranks import balanced
-from clawexp.model.decoder import Policy
 from clawexp.model.tree_policy import TreePolicy
 from clawexp.whole_folder import partial_folder, whole_folder
 
@@ -44,14 +42,6 @@ class Sharded:
         return self.rank == 0
 
     def shard(self, policy: TreePolicy) -> None:
-        """Raises ConfigError for a policy that transformers computes: it saves itself by `state_dict`, and FSDP answers
-        that with shards.
-        """
-        if not isinstance(policy, Policy):
-            raise ConfigError(
-                f"learner.num_ranks={self.num_ranks}: a model of the architecture {policy.shape.architecture} is "
-                "trained by one process. Choose learner.num_ranks=1, or a Qwen3 or Llama model."
-            )
         fully_shard(policy, mesh=self.mesh)
 
     def tokens_per_pass(self, token_budget: int, num_tokens: int) -> int:
@@ -80,7 +70,8 @@ class Sharded:
             module.reshard()
         if gradients:
             for weight, grad in zip(policy.parameters(), found, strict=True):
-                weight.grad = self._scattered(cast("DTensor", weight), grad)
+                if weight.requires_grad:
+                    weight.grad = self._scattered(cast("DTensor", weight), grad)
 
     def _scattered(self, weight: DTensor, grad: Tensor | None) -> DTensor:
         """This rank's shard of the sum of all ranks' gradients; None of a rank that had no tree."""

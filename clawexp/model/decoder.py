@@ -188,9 +188,9 @@ class Policy(TreePolicy):
         partial.replace(folder / "config.json")
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The tensors of a folder's `model.safetensors`. Raises ConfigError."""
-    file = folder / "model.safetensors"
+def read_weights(folder: Path, name: str = "model.safetensors") -> dict[str, Tensor]:
+    """The tensors of a checkpoint. Raises ConfigError."""
+    file = folder / name
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:

@@ -42,6 +42,8 @@ class HubPolicy(TreePolicy):
         want = _own_logits(model)
         model.set_attn_implementation(ATTENTION)
         self.model = model
+        weights = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        self._kept_buffers = [name for name in model.state_dict() if name not in weights]
         off = float((self._probe() - want).abs().max())
         if off > TOLERANCE:
             raise ConfigError(
@@ -111,9 +113,14 @@ class HubPolicy(TreePolicy):
         """See `TreePolicy`."""
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as partial:
-            self.model.save_pretrained(partial, max_shard_size="1TB")
+            self.model.save_pretrained(partial, state_dict=self._weights(), max_shard_size="1TB")
             for file in FILES:
                 (Path(partial) / file).replace(folder / file)
+
+    def _weights(self) -> dict[str, Tensor]:
+        """All that is saved, by the names in memory. Of several ranks `state_dict` would say shards."""
+        weights: dict[str, Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
+        return weights | {name: self.model.get_buffer(name) for name in self._kept_buffers}
 
     def _checkpoint(self, wanted: bool) -> None:
         if wanted != self.model.is_gradient_checkpointing:

@@ -20,6 +20,8 @@ class TreePolicy(nn.Module, ABC):
     shape: Shape
     embedding: Tensor
     """[V, hidden]; of the type and on the device of all else."""
+    file = "model.safetensors"
+    """What `take` takes back of what `save` wrote."""
 
     @property
     @abstractmethod
@@ -38,8 +40,8 @@ class TreePolicy(nn.Module, ABC):
 
     @abstractmethod
     def take(self, weights: dict[str, Tensor]) -> None:
-        """Copy weights, by Hugging Face's names, in place. Raises ConfigError, and changes nothing, if they misfit."""
+        """Copy weights, by the names in `file`, in place. Raises ConfigError, and changes nothing, if they misfit."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write `model.safetensors` and `config.json`, each whole or not at all."""
+        """Write `model.safetensors` and `config.json`, and `file` where that is another, each whole or not at all."""

@@ -25,12 +25,12 @@ from clawexp.algo.grpo import Grpo
 from clawexp.algo.ppo import Ppo
 from clawexp.batch.pack import pack
 from clawexp.capture.journal import CallJournal
-from clawexp.errors import ConfigError, LearnerError
+from clawexp.errors import LearnerError
 from clawexp.learner.learner import Learner
 from clawexp.learner.ranked_learner import RankedLearner, open_learner
 from clawexp.protocols import Algo
 from clawexp.run_folder import RunFolder
-from clawexp.spec import LearnerOptions
+from clawexp.spec import LearnerOptions, LoraOptions
 from clawexp.tree.forest import merge, prune
 from clawexp.tree.tree import grow
 
@@ -162,15 +162,37 @@ async def test_a_checkpoint_of_one_process_is_refused_by_ranks_with_the_reason(t
             learner.resume(tmp_path / "one")
 
 
-async def test_a_model_that_transformers_computes_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [None, LoraOptions(rank=2, alpha=4.0, targets="all-linear")])
+async def test_ranks_share_a_model_that_transformers_computes(
+    tmp_path: Path, journal: RunFolder, lora: LoraOptions | None
+) -> None:
+    """Its head is its embedding, which is one weight with two names."""
     config = GemmaConfig(
         vocab_size=11, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
         intermediate_size=24, pad_token_id=0, eos_token_id=1, bos_token_id=2,
     )  # fmt: skip
+    torch.manual_seed(0)
     GemmaForCausalLM(config).save_pretrained(tmp_path / "policy")
-    with pytest.raises(ConfigError, match=r"Gemma.* is trained by one process"):
-        async with ranks(tmp_path / "policy", grpo(), "chain", tmp_path):
-            pass
+    steps = batches(journal)[:4]
+    alone = Learner(replace(options(1, "chain"), lora=lora), tmp_path / "policy", grpo(), 0.8)
+    both = replace(options(2, "chain"), lora=lora)
+    async with open_learner(both, tmp_path / "policy", grpo(), 0.8, tmp_path) as learner:
+        for batch in steps[:2]:
+            near(alone.update(batch), learner.update(batch))
+        learner.save(tmp_path / "half")
+        for batch in steps[2:]:
+            near(alone.update(batch), learner.update(batch))
+        learner.export(tmp_path / "ranks")
+        learner.resume(tmp_path / "half")
+        for batch in steps[2:]:
+            learner.update(batch)
+        learner.export(tmp_path / "again")
+    alone.export(tmp_path / "alone")
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("alone", "ranks")]
+    assert weights[0].keys() == weights[1].keys()
+    for name, weight in weights[0].items():
+        assert float((weight - weights[1][name]).abs().max()) <= 1e-5, name
+    assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "ranks/model.safetensors").read_bytes()
 
 
 def test_ranks_die_with_the_driver_however_it_ends(tmp_path: Path) -> None:
