@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_experts import upcycled
 
 from clawexp.commands.arguments import conf_folder, groups
 from clawexp.commands.compose import check, composed, instantiated
@@ -14,6 +15,7 @@ from clawexp.commands.plan import planned
 from clawexp.compatibility import clashes
 from clawexp.errors import ConfigError
 from clawexp.harness import pip
+from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.records import Image, Sandbox, Task, Verdict
 from clawexp.runtime.task_image import PYTHON_VERSION
 from clawexp.spec import Experiment
@@ -79,6 +81,20 @@ def test_what_does_not_go_together_is_refused_in_the_words_of_the_command_line(
         check(words)
     assert sides in str(refused.value)
     assert why in str(refused.value)
+
+
+def test_routing_that_cannot_be_replayed_is_refused_unless_the_learner_decides_itself(tmp_path: Path) -> None:
+    checkpoint = upcycled(checkpoint_folder("package:tiny"), tmp_path / "experts")
+    mixture = f"model.path={checkpoint}"
+    check([mixture])
+    gpu = ["model/engine=vllm", "model.engine.device=cuda"]
+    check([mixture, *gpu, "++model.engine.cuda.options.enable_return_routed_experts=true"])
+    for words in (gpu, ["model/engine=vllm", "model.engine.device=cpu"], ["learner=lora"]):
+        with pytest.raises(
+            ConfigError, match=r"learner\.routing=replay model/engine=\w+.* choose learner\.routing=own"
+        ):
+            check([mixture, *words])
+        check([mixture, *words, "learner.routing=own"])
 
 
 def test_what_the_user_accepts_is_not_refused() -> None:
