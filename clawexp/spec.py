@@ -93,7 +93,7 @@ class LoraOptions:
     """Low-rank adapters."""
 
     rank: Positive
-    alpha: Annotated[float, Field(gt=0)]
+    alpha: Annotated[int, Field(ge=1)]
     """They are scaled by `alpha / rank`."""
     targets: Literal["all-linear"] | tuple[str, ...]
     """The linear layers that have one, by the last parts of their names; `all-linear`: all but the head."""

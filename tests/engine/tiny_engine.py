@@ -18,13 +18,12 @@ class Checkpoint:
     def __init__(self, folder: Path, seed: int, head_dim: int = 8, experts: bool = False) -> None:
         torch.manual_seed(seed)
         config = (Qwen3MoeConfig if experts else Qwen3Config)(
-            **(EXPERTS if experts else {}),
+            **{"head_dim": head_dim, **(EXPERTS if experts else {})},
             vocab_size=VOCAB,
             hidden_size=32,
             num_hidden_layers=2,
             num_attention_heads=4,
             num_key_value_heads=2,
-            head_dim=head_dim,
             intermediate_size=64,
             tie_word_embeddings=True,
             initializer_range=0.3,

@@ -162,7 +162,7 @@ async def test_a_checkpoint_of_one_process_is_refused_by_ranks_with_the_reason(t
             learner.resume(tmp_path / "one")
 
 
-@pytest.mark.parametrize("lora", [None, LoraOptions(rank=2, alpha=4.0, targets="all-linear")])
+@pytest.mark.parametrize("lora", [None, LoraOptions(rank=2, alpha=4, targets="all-linear")])
 async def test_ranks_share_a_model_that_transformers_computes(
     tmp_path: Path, journal: RunFolder, lora: LoraOptions | None
 ) -> None:

@@ -43,9 +43,9 @@ def reference(tmp_path: Path) -> Reference:
             )
             model = Qwen3ForCausalLM(config)
         elif architecture == "qwen3_moe":
+            size: dict[str, Any] = SIZE | EXPERTS | {"head_dim": 16} | other
             config = Qwen3MoeConfig(
-                **SIZE | EXPERTS | other,
-                head_dim=16,
+                **size,
                 tie_word_embeddings=tied,
                 rope_parameters=rope(1e6),
                 initializer_range=0.2,

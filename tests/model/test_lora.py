@@ -66,8 +66,8 @@ def test_adapters_change_nothing_at_first_and_then_what_they_are_merged_to(refer
 
 def test_an_untied_model_and_one_of_another_architecture_are_saved_whole(reference, tmp_path):
     torch.manual_seed(0)
-    tokens = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
-    GemmaForCausalLM(GemmaConfig(**SIZE | {"head_dim": 16}, **tokens)).save_pretrained(tmp_path / "gemma")
+    size: dict[str, Any] = SIZE | {"head_dim": 16, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+    GemmaForCausalLM(GemmaConfig(**size)).save_pretrained(tmp_path / "gemma")
     for folder in (reference("qwen3", tied=False)[0], tmp_path / "gemma"):
         policy = moved(folder)
         policy.save(tmp_path / "saved")
