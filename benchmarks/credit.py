@@ -44,12 +44,15 @@ COUNTS = ("compaction", "subagent", "retry", "rewrite")
 
 
 def records_of(folder: Path, seed: int, overrides: list[str]) -> list[dict]:
-    """Of a run that is complete, or is made now."""
-    metrics = folder / "metrics.jsonl"
-    if (folder / "done").exists():
-        return [json.loads(line) for line in metrics.read_text().splitlines()]
-    records = run(seed, [*HARNESS, *overrides], folder)
-    (folder / "done").touch()
+    """Of a run that is complete, goes on, or is made now."""
+    done, asked = folder / "done", json.dumps(overrides)
+    if done.exists():
+        if done.read_text() != asked:
+            raise SystemExit(f"{folder} holds a run with {done.read_text()}, not {asked}. Give another --folder.")
+        return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    begun = [f"resume='{folder}'"] if (folder / "metrics.jsonl").exists() else []
+    records = run(seed, [*overrides, *begun], folder)
+    done.write_text(asked)
     return records
 
 
@@ -99,7 +102,7 @@ def main() -> None:
     for seed in range(given.seeds):
         for arm, algo in ARMS.items():
             begin = time.monotonic()
-            records = records_of(root / f"{arm}-{seed}", seed, [*algo, *overrides])
+            records = records_of(root / f"{arm}-{seed}", seed, [*HARNESS, *algo, *overrides])
             runs[arm].append(records)
             print(told(arm, seed, records, time.monotonic() - begin), flush=True)
     summary(runs)

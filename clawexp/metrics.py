@@ -118,7 +118,7 @@ def _beside_the_model(rollouts: Sequence[Rollout]) -> dict[str, float]:
     counts = Counter({"blocked": blocked_hosts(rollouts).total()})
     for rollout in rollouts:
         capture = rollout.facts.get("capture", {})
-        counts.update({name: capture.get(name, 0) for name in ("forwarded", "cache_hits", "cache_misses")})
+        counts.update({name: capture.get(name, 0) for name in ("forwarded", "cache_hits", "cache_misses", "raw_lost")})
     return {f"capture/{name}": float(count) for name, count in counts.items() if count}
 
 

@@ -69,10 +69,10 @@ def alive(folder: Path) -> bool:
 def start_time(pid: int) -> str | None:
     """Clock ticks from boot to the start of a process: with its id it names the process for good."""
     try:
-        line = Path(f"/proc/{pid}/stat").read_text()
+        line = Path(f"/proc/{pid}/stat").read_bytes()  # a program may call itself anything
     except OSError:
         return None
-    return line.rpartition(")")[2].split()[19]
+    return line.rpartition(b")")[2].split()[19].decode()
 
 
 def remove(path: Path) -> None:

@@ -35,6 +35,11 @@ class Grpo(Surrogate):
 
     @model_validator(mode="after")
     def _compares(self) -> Self:
+        if self.normaliser == "call" and self.baseline == "leave_one_out":
+            raise ValueError(
+                "normaliser=call takes calls for samples, and baseline=leave_one_out would leave out one call of a "
+                "rollout and keep the others; choose baseline=group_mean"
+            )
         if self.siblings != "none" and self.normaliser == "call":
             raise ValueError(
                 f"siblings={self.siblings} compares rollouts in one tree, and with normaliser=call each has its own"

@@ -41,6 +41,7 @@ def split(batch: TensorDict, token_budget: int, cut_above: int | None = None) ->
     ancestors of its branches, so that logprobs, and the sum of the parts' gradients, are those of the whole. Only a
     single path that is longer than that remains so.
     """
+    assert cut_above is None or token_budget <= cut_above
     roots = (batch["parent"] < 0).nonzero().flatten().tolist()
     bounds = [*roots, len(batch["parent"])]
     first = 0

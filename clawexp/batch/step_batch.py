@@ -10,7 +10,7 @@ from clawexp.outcome import TRAINED
 from clawexp.records import Rollout
 from clawexp.spec import Experiment
 from clawexp.tree.forest import merge, prune
-from clawexp.tree.tree import Tree
+from clawexp.tree.tree import Tree, grow
 
 
 def worth_of(experiment: Experiment, rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -27,16 +27,19 @@ def worth_of(experiment: Experiment, rollouts: Sequence[Rollout]) -> dict[str, f
         kept &= groups_with_spread(experiment, rollouts)
     valid = [ok and rollout.group in kept for rollout, ok in zip(rollouts, usable, strict=True)]
     # Where every call is a sample of its own, its rollout's reward stands in the group once for each.
-    samples = [i for i, rollout in enumerate(rollouts) for _ in range(_samples(experiment, rollout))]
+    samples = [i for i, ok in enumerate(valid) for _ in range(_samples(experiment, rollouts[i]) if ok else 1)]
     rewards = [rollouts[i].reward or 0.0 for i in samples]
     found = experiment.algo.worth(rewards, [rollouts[i].group for i in samples], [valid[i] for i in samples])
     return {rollouts[i].id: value for i, value in zip(samples, found, strict=True) if valid[i]}
 
 
 def _samples(experiment: Experiment, rollout: Rollout) -> int:
-    if experiment.algo.normaliser != "call":
+    """Calls that are trained, where each is a sample."""
+    algo = experiment.algo
+    if algo.normaliser != "call":
         return 1
-    return max(1, sum(call.kind == "main" for call in rollout.calls))
+    tree = prune(grow(rollout), algo.leaf_filter, algo.auxiliary)
+    return max(1, len({segment.calls for segment in tree.segments if segment.trained}))
 
 
 def groups_with_spread(experiment: Experiment, rollouts: Sequence[Rollout]) -> set[tuple[str, str]]:
@@ -64,7 +67,7 @@ def packed(
         if rollout_id in worth:
             groups.setdefault(by_id[rollout_id].group, []).append(prune(tree, algo.leaf_filter, algo.auxiliary))
     if algo.normaliser == "call":
-        merged = [merge([tree]) for group in groups.values() for tree in group]
+        merged = [tree for group in groups.values() for tree in group]
     else:
         merged = [merge(group) for group in groups.values()]
     order = best_fit([tree.num_tokens for tree in merged], experiment.learner.token_budget)

@@ -72,6 +72,7 @@ class CaptureAddon:
             flow.response = _blocked(blocked)
         else:
             flow.response = None
+            self._unserved.expect(flow.client_conn, SILENT_S)
 
     def request(self, flow: http.HTTPFlow) -> None:
         flow.response = PENDING  # whatever goes wrong here, no host is asked

@@ -70,11 +70,11 @@ class History:
 
     def view(self, request: Request, *, keep: bool = True) -> View:
         """A request among those before it; its messages are kept from now on, or not, as of one that is no call."""
+        digests = [meaning(message) for message in request.messages]  # what cannot be read leaves nothing behind
         turns: list[Turn] = []
         thoughts: dict[int, bytes] = {}
         above, level = None, self._first
-        for place, message in enumerate(request.messages):
-            digest = meaning(message)
+        for place, (message, digest) in enumerate(zip(request.messages, digests, strict=True)):
             turn = level.get(digest)
             if turn is None:
                 turn = Turn(digest, message.role, above, place)

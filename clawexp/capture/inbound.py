@@ -104,6 +104,8 @@ class Inbound(Http1Server):
 
     def _time(self) -> None:
         """Let the clock run for the part of a request that is awaited now, from when that began."""
+        if self.state == self.passthrough:  # a tunnel: whoever reads what comes through it sees to the clock
+            return
         limit_s = self._limit()
         if limit_s == self._limit_s:
             return

@@ -92,6 +92,7 @@ class OpenRollout:
         try:
             await self.raw.keep(call_id, path, request, reply)
         except JournalError as error:
+            self.counts["raw_lost"] += 1
             log.error("rollout %s: %s; nothing more of it is kept raw", self.opening.rollout_id, error)
             self.raw = None
 
@@ -105,7 +106,7 @@ class OpenRollout:
         """Counts for the driver. `{"calls": 7, "forks": {"reminder": 1}, "capture_faults": 0, ...}`"""
         names = (
             *("capture_faults", "engine_faults", "final_answers", "replayed", "refused", "left"),
-            *("forwarded", "cache_hits", "cache_misses"),
+            *("forwarded", "cache_hits", "cache_misses", "raw_lost"),
         )
         return {
             "calls": self.committed,

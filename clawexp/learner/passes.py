@@ -106,8 +106,10 @@ class Passes:
 
     def parts(self, batch: TensorDict) -> list[Part]:
         """Those of all ranks. A tree is cut only where it has more tokens than a pass may."""
-        budget = self.options.token_budget
-        return list(split(batch, self.ranks.tokens_per_pass(budget, len(batch["input_ids"])), budget))
+        return list(split(batch, self._budget(batch), self.options.token_budget))
+
+    def _budget(self, batch: TensorDict) -> int:
+        return self.ranks.tokens_per_pass(self.options.token_budget, len(batch["input_ids"]))
 
     def measures(self, batch: TensorDict) -> dict[str, float]:
         """How well a batch fits into passes."""
@@ -116,7 +118,7 @@ class Passes:
         return {
             "learner/passes": float(len(parts)),
             "learner/largest_pass_tokens": float(max(tokens, default=0)),
-            "learner/pass_fill": sum(tokens) / max(1, self.options.token_budget * len(parts)),
+            "learner/pass_fill": sum(tokens) / max(1, self._budget(batch) * len(parts)),
             "learner/repeated_tokens": float(sum(part.repeated for part in parts)),
         }
 

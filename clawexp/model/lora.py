@@ -74,6 +74,9 @@ def _inject(model: PreTrainedModel, options: LoraOptions) -> None:
             inject_adapter_in_model(config, model, ADAPTER)
         except ValueError as error:
             raise ConfigError(f"learner.lora.targets={options.targets!r}: {error}") from error
+    injected = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    if not isinstance(targets, str) and (lost := sorted({name.rpartition(".")[2] for name in targets} - injected)):
+        raise ConfigError(f"learner.lora.targets: the model has no linear layers {lost}; it has {sorted(injected)}")
     ends = {"embedding": model.get_input_embeddings(), "head": model.get_output_embeddings()}
     if wrapped := [name for name, module in ends.items() if isinstance(module, LoraLayer)]:
         raise ConfigError(

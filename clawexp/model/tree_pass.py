@@ -206,13 +206,12 @@ class _Pass:
         chain = path.stack.pop()
         if self.token_loss is None:
             return
-        tensors = [*chain.keys, *chain.values]
-        grads: list[Tensor | None] = [*path.keys_grad[:, chain.rows], *path.values_grad[:, chain.rows]]
-        for tensor, grad in ((chain.last, chain.leaf.grad), (chain.loss, torch.ones(()))):
-            if tensor is not None and grad is not None:
-                tensors.append(tensor)
-                grads.append(grad.to(tensor.dtype))
-        torch.autograd.backward(tensors, grads)
+        grads = (*path.keys_grad[:, chain.rows], *path.values_grad[:, chain.rows])
+        kept = zip((*chain.keys, *chain.values), grads, strict=True)
+        pairs = [*kept, (chain.last, chain.leaf.grad), (chain.loss, torch.ones(()))]
+        # Nothing that is trained need be below the first keys, where adapters alone are.
+        found = [(t, g.to(t.dtype)) for t, g in pairs if t is not None and g is not None and t.requires_grad]
+        torch.autograd.backward([tensor for tensor, _ in found], [grad for _, grad in found])
 
     def _hidden(self, step: Step, path: _Path) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         """Keys and values of each layer, where a step opens a chain, and final hidden states, of a step's tokens."""

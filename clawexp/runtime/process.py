@@ -15,6 +15,7 @@ from clawexp.records import Command, Finished
 
 DRAIN_S = 2.0
 """How long output may still arrive from a pipe that somebody else keeps open after the program's end."""
+LOOK_S = 0.005
 DEATH_S = 10.0
 """How long a killed process may take to be gone."""
 
@@ -89,12 +90,15 @@ async def start(
             tails.append(tail)
         yield Running(pid=child.pid, pidfd=pidfd, stdout=tails[0], stderr=tails[1])
     finally:
-        kill_group(child)
-        os.close(pidfd)
-        for transport in pipes:
-            transport.close()
-        if len(pipes) < 2:
-            _close_pipes(child)
+        try:
+            kill_group(child)
+            await _seen_gone(child.pid)
+        finally:
+            os.close(pidfd)
+            for transport in pipes:
+                transport.close()
+            if len(pipes) < 2:
+                _close_pipes(child)
 
 
 def _spawn(argv: Sequence[str], command: Command, cwd: str | None, pass_fds: Sequence[int]) -> subprocess.Popen[bytes]:
@@ -112,19 +116,19 @@ def _spawn(argv: Sequence[str], command: Command, cwd: str | None, pass_fds: Seq
 
 
 def kill_group(child: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a child's group, reap the child (in this order the id is still its own), and see them gone.
-
-    Raises `RuntimeFault` where one is still there after `DEATH_S`.
-    """
-    with contextlib.suppress(ProcessLookupError):
+    """Kill what is left of a child's group, then reap the child: in this order the id is still its own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+
+
+async def _seen_gone(group: int) -> None:
+    """Return when nothing of a killed group runs: a signal is on its way when kill() returns. Raises RuntimeFault."""
     deadline = time.monotonic() + DEATH_S
-    while living := _members(child.pid):
-        # A signal is on its way when kill() returns; the process dies once it is given a processor.
+    while living := _members(group):
         if time.monotonic() > deadline:
             raise RuntimeFault(f"processes {living} are still there {DEATH_S:.0f} s after SIGKILL")
-        time.sleep(0.001)
+        await asyncio.sleep(LOOK_S)
 
 
 def _members(group: int) -> list[int]:
@@ -133,16 +137,18 @@ def _members(group: int) -> list[int]:
         os.killpg(group, 0)
     except ProcessLookupError:
         return []
+    except PermissionError:  # of others, which is told when the time is over
+        pass
     return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and _runs_in(entry, group)]
 
 
 def _runs_in(entry: Path, group: int) -> bool:
     try:
-        status = (entry / "stat").read_text()
+        status = (entry / "stat").read_bytes()  # a program may call itself anything
     except (FileNotFoundError, ProcessLookupError):
         return False
-    state, _, of = status.rpartition(")")[2].split()[:3]
-    return int(of) == group and state not in {"Z", "X"}
+    state, _, of = status.rpartition(b")")[2].split()[:3]
+    return int(of) == group and state not in {b"Z", b"X"}
 
 
 def _close_pipes(child: subprocess.Popen[bytes]) -> None:

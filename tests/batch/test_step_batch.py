@@ -72,6 +72,9 @@ def test_a_step_without_anything_to_train_on_is_an_empty_batch(experiment: Exper
 
 def test_where_calls_are_samples_a_reward_counts_in_the_baseline_once_for_each(experiment: Experiment) -> None:
     long = rollout([call(f"a/{n}", (1, n), (3, 4), rollout_id="a") for n in range(3)], "a")
+    # A retry of the first, whose answer was lost: it is no sample.
+    again = replace(call("a/9", (1, 0), (5, 6), rollout_id="a"), cause="retry", position=9)
+    long = replace(long, calls=(*long.calls, again))
     rollouts = [replace(long, reward=1.0, task_id="t"), ended("b", 0.0)]
     assert isinstance(experiment.algo, Grpo)
     algo = replace(experiment.algo, normaliser="call", baseline="group_mean")

@@ -8,7 +8,7 @@ import pytest
 from clawexp.capture.conversation import Conversation
 from clawexp.capture.exchange import Exchange
 from clawexp.capture.meaning import digests, thought
-from clawexp.capture.message import Answer, Message, Request, Tools
+from clawexp.capture.message import Answer, Message, Request, ToolCall, Tools
 from clawexp.capture.rendering import Qwen3Rendering
 from clawexp.capture.tokenizer import Tokenizer
 
@@ -267,6 +267,13 @@ def test_what_is_no_call_leaves_no_messages_behind(talk: Talk) -> None:
     assert talk.conversation.count(request) > 50
     assert turns(talk) == kept
     talk.conversation.leave(talk.arrive(request.messages))
+    assert turns(talk) == kept
+    inner: list[Any] = []
+    for _ in range(3000):
+        inner = [inner]
+    deep = Message(role="assistant", content="", tool_calls=(ToolCall(name="f", arguments={"a": inner}),))
+    with pytest.raises(RecursionError):
+        talk.arrive([*request.messages, deep])
     assert turns(talk) == kept
     # Who asks the same at the same time keeps what both said.
     one, other = talk.arrive(request.messages[:4]), talk.arrive(request.messages[:4])

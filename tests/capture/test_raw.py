@@ -72,4 +72,5 @@ async def test_a_raw_file_that_cannot_be_written_is_given_up_and_nothing_else(
     for _ in range(2):
         await rollout.keep_raw("r/0", "/v1/messages", b"asked", Reply(status=200, headers={}, body=b"told"))
     assert caplog.text.count("nothing more of it is kept raw") == 1
+    assert rollout.summary()["raw_lost"] == 1
     rollout.close()

@@ -28,7 +28,7 @@ CONF = Path(__file__).parents[2] / "conf"
 
 
 def options(**other: Any) -> LoraOptions:
-    return LoraOptions(**{"rank": 4, "alpha": 8.0, "targets": "all-linear"} | other)
+    return LoraOptions(**{"rank": 4, "alpha": 8, "targets": "all-linear"} | other)
 
 
 def moved(folder: Path, **other: Any) -> TreePolicy:
@@ -89,8 +89,9 @@ def test_adapters_are_taken_back_to_the_bit(reference, tmp_path):
 
 @pytest.mark.parametrize("mode", ["chain", "dfs"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_only_adapters_have_gradients_and_they_are_those_of_any_pass(reference, mode, checkpointing):
-    policy, other = (moved(reference()[0]) for _ in range(2))
+@pytest.mark.parametrize("targets", ["all-linear", ("q_proj", "v_proj"), ("o_proj",)])
+def test_only_adapters_have_gradients_and_they_are_those_of_any_pass(reference, mode, checkpointing, targets):
+    policy, other = (moved(reference()[0], targets=targets) for _ in range(2))
     tokens, weights = forest(seed=3), mixed_signs(3)
     targets = all_but_roots(tokens)
     tree_backward(policy, tokens, targets, weighted(weights), TEMPERATURE, mode, checkpointing=checkpointing)
@@ -112,7 +113,12 @@ def test_chosen_layers_alone_have_adapters(reference):
 
 
 @pytest.mark.parametrize(
-    ("targets", "reason"), [(("nowhere",), "learner.lora.targets=.*nowhere"), (("lm_head",), "the head cannot have")]
+    ("targets", "reason"),
+    [
+        (("nowhere",), "learner.lora.targets=.*nowhere"),
+        (("q_proj", "vproj"), r"no linear layers \['vproj'\]; it has \['q_proj'\]"),
+        (("lm_head",), "the head cannot have"),
+    ],
 )
 def test_layers_that_cannot_have_adapters_are_named(reference, targets, reason):
     with pytest.raises(ConfigError, match=reason):

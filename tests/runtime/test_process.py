@@ -58,6 +58,14 @@ async def test_cancelling_ends_the_group(processes: Processes):
     assert processes("109876") == []
 
 
+async def test_a_program_may_call_itself_anything(processes: Processes):
+    """Half of a character; and what it leaves in its group is looked for among all processes."""
+    name = "open('/proc/self/comm', 'wb').write(b'caf\\xc3')"
+    done = await run(sys.executable, "-c", f"import os, time; {name}; os.fork() or time.sleep(120987)")
+    assert done.code == 0
+    assert processes("120987") == []
+
+
 async def test_an_error_at_admission_ends_the_program(processes: Processes):
     async def refuse(running: Running) -> None:
         raise ValueError("no")
