@@ -40,7 +40,7 @@ def test_each_rank_has_a_gpu_of_its_own(options: LearnerOptions, monkeypatch: py
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    assert take_gpu(replace(options, num_ranks=2), 1).type == "cuda"
+    assert take_gpu(replace(options, device="auto", num_ranks=2), 1).type == "cuda"
     assert taken == [1]
     with pytest.raises(ConfigError, match=r"num_ranks=3: torch finds 2 GPUs"):
-        take_gpu(replace(options, num_ranks=3), 0)
+        take_gpu(replace(options, device="cuda", num_ranks=3), 0)
