@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -437,12 +437,14 @@ def test_a_run_whose_engine_or_capture_dies_ends_with_a_reason(program: str, rea
 
 
 def test_a_step_of_nothing_but_faults_changes_no_weights_and_no_reward(place: Place) -> None:
-    words: Sequence[str] = [word for word in SMALL if "timeout_s" not in word]
-    done = place.clawexp("steps=1", *words, "harness.builtin.timeout_s=0.001")
+    file = place.folder / "tasks.jsonl"
+    lines = [{"id": name, "instruction": "Do it.", "check": {"script": "exit 3"}} for name in ("a", "b")]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = place.clawexp("steps=1", *SMALL, "taskset=jsonl", f"taskset.path={file}", "taskset.eval_share=0")
     assert done.returncode == 0, done.stderr
     (run,) = place.runs
     (line,) = metrics(run)
-    assert line["outcome/harness_fault"] == 4
+    assert line["outcome/grader_fault"] == 4
     assert line["learner/skipped"] == 1
     assert "reward/mean" not in line
     assert "learner/loss" not in run.steps()[0]["metrics"]
