@@ -97,7 +97,8 @@ async def test_logprobs_that_leave_out_the_temperature_are_refused(reported: flo
     def generate(body: dict[str, Any]) -> dict[str, Any]:
         """A model whose ids all have logprob -1.5 at temperature 1."""
         if "prompt_logprobs" in body["sampling_params"]:
-            return {"prompt_logprobs": [None, *({str(token): {"logprob": -1.5}} for token in body["token_ids"][1:])]}
+            told = [None, *({str(token): {"logprob": -1.5}} for token in body["token_ids"][1:])]
+            return {"prompt_logprobs": told, "choices": [{"token_ids": [1]}]}
         choice = {
             "token_ids": [7, 8],
             "logprobs": {"content": [{"logprob": reported}] * 2},
