@@ -8,20 +8,19 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from clawexp.batch.batch import DTYPES, NOT_PER_TOKEN, OPTIONAL, PER_OWNERSHIP, PER_ROLLOUT
-
-CREDIT = ("positive", "negative", "share")
+from clawexp.batch.batch import DTYPES, NOT_PER_TOKEN, OPTIONAL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Neighbouring tokens of a batch, in order, as a batch of their own."""
+    """Neighbouring tokens of a batch, in order."""
 
     batch: TensorDict
+    """What a batch has of each token."""
     start: int
     """Where its own tokens begin in the whole batch."""
     repeated: int
-    """Tokens in front of its own: ancestors, which are in an earlier part, too. Here they decide nothing."""
+    """Tokens in front of its own: ancestors, which are in an earlier part, too, and are no targets here."""
 
     @property
     def tokens(self) -> int:
@@ -48,9 +47,9 @@ def split(batch: TensorDict, token_budget: int, cut_above: int | None = None) ->
     for tree in range(len(roots)):
         if bounds[min(tree + 2, len(roots))] - bounds[first] > token_budget or tree + 1 == len(roots):
             if cut_above is not None and bounds[tree + 1] - bounds[first] > cut_above:
-                yield from _cut(batch, first, bounds[first], bounds[tree + 1], cut_above)
+                yield from _cut(batch, bounds[first], bounds[tree + 1], cut_above)
             else:
-                yield _whole(batch, first, tree + 1, bounds)
+                yield _part(batch, bounds[first], bounds[tree + 1], torch.zeros(0, dtype=torch.int64))
             first = tree + 1
 
 
@@ -73,22 +72,7 @@ def best_fit(sizes: Sequence[int], token_budget: int) -> list[int]:
     return [index for part in parts for index in part]
 
 
-def _whole(batch: TensorDict, first: int, last: int, bounds: Sequence[int]) -> Part:
-    """Trees `[first, last)`."""
-    start, end = bounds[first], bounds[last]
-    part: dict[str, Tensor] = {key: batch[key][start:end] for key in _per_token(batch)}
-    part["parent"] = (part["parent"] - start).clamp(min=-1)
-    part["subtree_end"] = part["subtree_end"] - start
-    offsets = batch["owner_offsets"][start : end + 1]
-    part |= {key: batch[key][int(offsets[0]) : int(offsets[-1])] for key in PER_OWNERSHIP}
-    part["successor"] = (part["successor"] - offsets[0]).clamp(min=-1)
-    part["owner_offsets"] = offsets - offsets[0]
-    part |= {key: batch[key] for key in PER_ROLLOUT}
-    part["flat_tokens"] = batch["flat_tokens"][first:last]
-    return Part(batch=TensorDict(part, batch_size=[]), start=start, repeated=0)
-
-
-def _cut(batch: TensorDict, tree: int, start: int, end: int, budget: int) -> Iterator[Part]:
+def _cut(batch: TensorDict, start: int, end: int, budget: int) -> Iterator[Part]:
     """The tree `[start, end)` in parts, each of which ends where a branch does."""
     inner = torch.arange(start + 1, end)
     branches = inner[batch["parent"][start + 1 : end] != inner - 1].tolist()
@@ -96,7 +80,7 @@ def _cut(batch: TensorDict, tree: int, start: int, end: int, budget: int) -> Ite
     while start < end:
         room = start + budget - depth[start]
         stop = end if end <= room else _branch(branches, depth, start, room, end)
-        yield _branches(batch, tree, start, stop)
+        yield _part(batch, start, stop, _ancestors(batch["parent"], start))
         start = stop
 
 
@@ -109,45 +93,19 @@ def _branch(branches: Sequence[int], depth: dict[int, int], start: int, room: in
     return min(branches[max(first, half) : last], key=lambda branch: (depth[branch], -branch))
 
 
-def _branches(batch: TensorDict, tree: int, start: int, stop: int) -> Part:
-    """Tokens `[start, stop)` of one tree, behind the ancestors of the first, which are those of all others, too."""
-    above = _ancestors(batch["parent"], start)
-    repeated, kept = len(above), torch.cat([above, torch.arange(start, stop)])
-    part: dict[str, Tensor] = {key: batch[key][kept] for key in _per_token(batch)}
-    parent = part["parent"]
+def _part(batch: TensorDict, start: int, stop: int, above: Tensor) -> Part:
+    """Tokens `[start, stop)` behind these ancestors, which are those of all of them."""
+    part: dict[str, Tensor] = {}
+    for key in (*DTYPES, *OPTIONAL):
+        if key in batch and key not in NOT_PER_TOKEN:
+            own = batch[key][start:stop]
+            part[key] = torch.cat([batch[key][above], own]) if len(above) else own
+    parent, repeated = part["parent"], len(above)
     # The ancestors are the path from the root, so that each stands at its depth.
-    below = torch.where(parent >= start, parent - start + repeated, batch["position"][parent.clamp(min=0)])
-    part["parent"] = torch.cat([torch.arange(-1, repeated - 1), below[repeated:]]) if repeated else below
-    if not repeated:
-        part["parent"][0] = -1
+    inherited = torch.where(parent < 0, parent, batch["position"][parent.clamp(min=0)])
+    part["parent"] = torch.where(parent >= start, parent - start + repeated, inherited)
     part["subtree_end"] = part["subtree_end"].clamp(max=stop) - start + repeated
-    part["decision"][:repeated] = False
-    for key in CREDIT:
-        if key in part:
-            part[key][:repeated] = 0
-    part |= _ownerships(batch, kept, repeated)
-    part |= {key: batch[key] for key in PER_ROLLOUT}
-    flat = batch["flat_tokens"][tree : tree + 1]
-    part["flat_tokens"] = torch.zeros_like(flat) if repeated else flat
     return Part(batch=TensorDict(part, batch_size=[]), start=start, repeated=repeated)
-
-
-def _ownerships(batch: TensorDict, kept: Tensor, repeated: int) -> dict[str, Tensor]:
-    """Owners of these tokens. A successor that is in another part is none."""
-    offsets = batch["owner_offsets"]
-    counts = offsets.diff()[kept]
-    ends = counts.cumsum(0)
-    new_offsets = torch.cat([ends.new_zeros(1), ends])
-    index = torch.arange(int(new_offsets[-1])) + (offsets[kept] - new_offsets[:-1]).repeat_interleave(counts)
-    found = {key: batch[key][index] for key in PER_OWNERSHIP}
-    inherited = int(new_offsets[repeated])
-    first, last = int(offsets[kept[repeated]]), int(offsets[kept[-1] + 1])
-    successor = found["successor"]
-    inside = (successor >= first) & (successor < last)
-    found["successor"] = torch.where(inside, successor - first + inherited, -1)
-    found["successor"][:inherited] = -1
-    found["within"][:inherited] = False
-    return {**found, "owner_offsets": new_offsets}
 
 
 def _ancestors(parent: Tensor, token: int) -> Tensor:
@@ -156,7 +114,3 @@ def _ancestors(parent: Tensor, token: int) -> Tensor:
     while (token := int(parent[token])) >= 0:
         path.append(token)
     return torch.tensor(path[::-1], dtype=torch.int64)
-
-
-def _per_token(batch: TensorDict) -> list[str]:
-    return [key for key in DTYPES | OPTIONAL if key in batch and key not in NOT_PER_TOKEN]
