@@ -24,7 +24,7 @@ import pytest
 
 from clawexp.capture.journal import read_calls
 from clawexp.records import Call
-from clawexp.run_folder import RunFolder
+from clawexp.run_folder import RunFolder, run_folders
 
 SMALL = (
     *("num_tasks=2", "group_size=2", "eval.num_tasks=0", "logger=[jsonl]", "learner.threads=1"),
@@ -59,8 +59,7 @@ class Place:
     @property
     def runs(self) -> list[RunFolder]:
         """In order of their beginning."""
-        found = (path.parent for path in self.folder.glob("runs/*/**/config.json") if (path.parent / "calls").is_dir())
-        return [RunFolder(path=path) for path in sorted(found, key=lambda path: path.stat().st_ctime)]
+        return run_folders(self.folder)[::-1]
 
     def clawexp(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run to the end."""
@@ -193,8 +192,8 @@ def history(run: RunFolder) -> list[tuple[Any, ...]]:
 
 def gathering(place: Place, step: int) -> Callable[[], object]:
     """Whether a call of this step is in the journal of the place's newest run."""
-    pattern = f"runs/*/**/calls/{step:05d}-*.log"
-    return lambda: any(path.stat().st_size for path in place.folder.glob(pattern))
+    logs = f"{step:05d}-*.log"
+    return lambda: any(path.stat().st_size for run in place.runs for path in run.calls.glob(logs))
 
 
 def test_a_finished_run_leaves_all_that_is_needed_to_understand_and_repeat_it(finished: Finished) -> None:
