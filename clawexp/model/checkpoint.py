@@ -1,6 +1,7 @@
 """Where a model's checkpoint folder lies, and what its `config.json` says. No torch."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +15,8 @@ ARCHITECTURES: dict[str, Literal["qwen3", "llama"]] = {
     "Qwen3MoeForCausalLM": "qwen3",
     "LlamaForCausalLM": "llama",
 }
+EXPERT_COUNT = re.compile(r"(moe_)?(n|num)_(\w+_)?experts")
+"""`num_experts`, `num_local_experts`, `n_routed_experts`, `moe_num_experts`, ..."""
 # Switches of these architectures that change the maths, with the only value that the decoder implements.
 FIXED: dict[str, Any] = {
     "hidden_act": "silu",
@@ -130,8 +133,9 @@ def shape_of(config: dict[str, Any]) -> Shape:
 
 
 def has_experts(config: dict[str, Any]) -> bool:
-    """Whether a router chooses among experts, in any architecture."""
-    return any(config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+    """Whether a router chooses among experts, in any architecture: each has its own name for how many there are."""
+    inner = [value for value in config.values() if isinstance(value, dict)]
+    return any(EXPERT_COUNT.fullmatch(str(key)) and config[key] for key in config) or any(map(has_experts, inner))
 
 
 def _experts(config: dict[str, Any]) -> ExpertShape:

@@ -26,8 +26,10 @@ def test_logits_are_those_of_transformers_however_the_chosen_weigh(reference, no
 
 def test_experts_are_told_from_a_config_by_any_of_their_names():
     assert has_experts(EXPERTS)
-    assert has_experts({"num_local_experts": 8})
+    for counts in ({"num_local_experts": 8}, {"text_config": {"n_routed_experts": 64}}, {"moe_num_experts": 4}):
+        assert has_experts({"model_type": "other", **counts})
     assert not has_experts(CONFIG)
+    assert not has_experts({"num_experts": 0, "num_experts_per_tok": 2, "id2label": {0: "a"}})
 
 
 @pytest.fixture
