@@ -34,7 +34,8 @@ class _Imitation:
             rollouts = self._shown.of_step(step)
             found = self._learner.update(step_batch(self._experiment, rollouts))
             found |= {"rollout/count": float(len(rollouts)), "reward/mean": _mean_reward(rollouts)}
-            last = {**before, **found, "imitation/loss": found["learner/loss"]}
+            loss = {"imitation/loss": found["learner/loss"]} if "learner/loss" in found else {}  # else it was skipped
+            last = {**before, **found, **loss}
             self._log(step, last)
         end = self._score(self._experiment.steps)
         for sink in self._training.sinks:
@@ -51,9 +52,10 @@ class _Imitation:
         due = step in (0, self._experiment.steps) or (every and step % every == 0)
         if not due or not self._shown.held_out:
             return {}
-        return {
-            "imitation/held_out_loss": self._learner.evaluate_loss(step_batch(self._experiment, self._shown.held_out))
-        }
+        batch = step_batch(self._experiment, self._shown.held_out)
+        if not batch["decision"].any():
+            return {}
+        return {"imitation/held_out_loss": self._learner.evaluate_loss(batch)}
 
     def _log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._folder.record(step, [], {}, metrics)

@@ -28,8 +28,13 @@ from clawexp.logger.jsonl import finite
 from clawexp.outcome import Outcome
 from clawexp.records import Rollout, Verdict
 
-IDENTITY_FREE = ("resume", "steps", "logger", "launcher", "keep_checkpoints", "checkpoint_every", "hydra")
-"""Keys that may change when a run is resumed."""
+IDENTITY_FREE = (
+    *("resume", "steps", "logger", "launcher", "keep_checkpoints", "checkpoint_every", "hydra"),
+    *("learner.token_budget", "learner.tree_pass", "learner.graph_gb", "learner.activation_checkpointing"),
+    *("learner.threads", "rollout.max_concurrency", "rollout.memory_share"),
+)
+"""Keys that may change when a run is resumed: they change no number, or none beyond rounding."""
+OTHER = "Its environment.json says which; go on with that one, or begin anew from its weights with model.path"
 PLAIN = ("id", "task_id", "harness", "number", "seed", "reward", "reason", "times", "facts")
 """Fields of a rollout that are journalled as they are."""
 
@@ -100,6 +105,8 @@ class RunFolder:
         self.checkpoints.mkdir(exist_ok=True)
         (self.path / "finished").unlink(missing_ok=True)
         write_whole(self.path / "config.json", json.dumps(config, indent=1))
+        for left in self.checkpoints.glob(".step-*"):  # by a process that was killed while it wrote
+            shutil.rmtree(left)
         steps = self.checkpoint_steps()
         start = steps[-1] if steps else 0
         self._rewind(start)
@@ -216,8 +223,7 @@ def write_whole(path: Path, text: str) -> None:
 
 def identity(config: Mapping[str, Any]) -> str:
     """A digest of what makes a run this run: its config without what may change on resume."""
-    kept = {key: value for key, value in config.items() if key not in IDENTITY_FREE}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(_leaves(config), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def run_folders(root: Path) -> list[RunFolder]:
@@ -261,7 +267,9 @@ def find_run(resume: str, config: Mapping[str, Any], root: Path = Path("runs")) 
     if identity(run.config) != identity(config):
         then, now = _leaves(run.config), _leaves(config)
         changed = sorted(key for key in {*then, *now} if then.get(key, "absent") != now.get(key, "absent"))
-        raise ConfigError(f"resume={resume}: that run was another experiment; these differ: {', '.join(changed)}")
+        fresh = ", ".join(key for key in changed if key not in then)
+        why = f"; it knows nothing of {fresh}: was it made by another version of clawexp? {OTHER}" if fresh else ""
+        raise ConfigError(f"resume={resume}: that run was another experiment; these differ: {', '.join(changed)}{why}")
     if run.running:
         raise ConfigError(f"resume={resume}: another process still runs it; wait for it, or end it")
     return run
@@ -271,8 +279,10 @@ def _leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """The values that make a config's identity, by dotted key, as JSON."""
     found: dict[str, str] = {}
     for key, value in config.items():
+        if f"{prefix}{key}" in IDENTITY_FREE:
+            continue
         if isinstance(value, Mapping) and value:
             found |= _leaves(value, f"{prefix}{key}.")
-        elif f"{prefix}{key}".split(".")[0] not in IDENTITY_FREE:
+        else:
             found[f"{prefix}{key}"] = json.dumps(value)
     return found

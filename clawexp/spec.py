@@ -104,7 +104,7 @@ class LearnerOptions:
     """How weights are updated."""
 
     token_budget: Positive
-    """Unique tokens in one forward and backward pass; a tree that has more is passed alone and whole."""
+    """Tokens in one forward and backward pass; a tree that has more is cut between its branches."""
     tree_pass: Literal["auto", "chain", "dfs"]
     """`chain` is faster, `dfs` holds only one path in memory; the same maths. `auto`: `chain` up to `graph_gb`."""
     graph_gb: Annotated[float, Field(gt=0)]

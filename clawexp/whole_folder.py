@@ -1,10 +1,15 @@
 """A folder that appears whole or not at all, also when the machine stops."""
 
+import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+SEAL = "checksums.json"
+BLOCK = 1 << 20
 
 
 @contextmanager
@@ -14,7 +19,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     yield partial
-    for path in (*partial.iterdir(), partial):
+    for path in (*partial.rglob("*"), partial):
         _sync(path)
     if folder.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -27,6 +32,33 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 def partial_folder(folder: Path) -> Path:
     """Where `whole_folder` has its bytes until they are whole."""
     return folder.with_name(f".{folder.name}.partial")
+
+
+def seal(folder: Path) -> None:
+    """Note the checksum of every file, for `check_seal`."""
+    (folder / SEAL).write_text(json.dumps(_checksums(folder), indent=1))
+
+
+def check_seal(folder: Path) -> None:
+    """Raise ValueError where a file is not as it was sealed, or is gone. A folder without a seal is not checked."""
+    if not (folder / SEAL).exists():
+        return
+    noted, found = json.loads((folder / SEAL).read_text()), _checksums(folder)
+    if damaged := sorted(name for name in noted if noted[name] != found.get(name)):
+        raise ValueError(f"{', '.join(damaged)}: gone or damaged; their bytes are not those that were written")
+
+
+def _checksums(folder: Path) -> dict[str, int]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SEAL]
+    return {str(path.relative_to(folder)): _checksum(path) for path in files}
+
+
+def _checksum(path: Path) -> int:
+    found = 0
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            found = zlib.crc32(block, found)
+    return found
 
 
 def _sync(path: Path) -> None:

@@ -210,10 +210,19 @@ def test_the_step_of_a_rollout_stands_in_its_id() -> None:
     assert step_of("123456-t-builtin-0") == 123456
 
 
+def test_what_a_killed_process_had_half_written_of_a_checkpoint_is_removed(tmp_path: Path) -> None:
+    folder = begun(tmp_path / "run")
+    (folder.checkpoints / ".step-00007.partial" / "optimiser").mkdir(parents=True)
+    folder.begin(CONFIG)
+    assert list(folder.checkpoints.iterdir()) == []
+
+
 def test_a_longer_run_with_other_loggers_is_the_same_experiment() -> None:
     grown = {**CONFIG, "steps": 9, "resume": "auto", "logger": {"jsonl": {}}, "checkpoint_every": 5}
     assert identity(grown) == identity(CONFIG)
     assert identity({**CONFIG, "algo": {"lr": 1e-4}}) != identity(CONFIG)
+    ranked = [{**CONFIG, "learner": {"num_ranks": 2, "token_budget": budget}} for budget in (8192, 64)]
+    assert identity(ranked[0]) == identity(ranked[1]) != identity(CONFIG)
     assert identity({**CONFIG, "seed": 1}) != identity(CONFIG)
 
 
@@ -246,7 +255,7 @@ def test_a_run_of_another_experiment_is_refused_with_what_differs(tmp_path: Path
     other = {**CONFIG, "algo": {"lr": 1e-4}, "seed": 7}
     with pytest.raises(ConfigError, match=r"another experiment; these differ: algo\.lr, seed$"):
         find_run(str(folder.path), other)
-    with pytest.raises(ConfigError, match=r"these differ: critic, seed$"):
+    with pytest.raises(ConfigError, match=r"these differ: critic, seed; it knows nothing of critic: .*another version"):
         find_run(str(folder.path), {**CONFIG, "critic": {}, "seed": 7})
     with pytest.raises(ConfigError, match=r"these differ: seed$"):
         find_run(str(folder.path), {key: value for key, value in CONFIG.items() if key != "seed"})

@@ -23,6 +23,7 @@ one for each token and each rollout that holds it.
 | `flat_tokens` | int64 | [K] | tokens of each tree's trained calls, were each a sequence of its own |
 | `emphasis` | float32 | [N] | factor of the token's weight, below 1 in auxiliary calls or if calls count alike; or 1 |
 | `experts` | int16 | [N, layers, k] | that the engine sent the token to, -1 where it does not tell; may be missing |
+| `token` | int64 | [N] | which token of a tree this is, in a batch of paths (`clawexp.batch.paths`) alone |
 
 The learner adds, for the whole batch and before it is split:
 
@@ -72,7 +73,7 @@ DTYPES = {
 }
 OPTIONAL = dict.fromkeys(
     ("emphasis", "old_logprob", "positive", "negative", "share", "reference_logprob"), torch.float32
-) | {"experts": torch.int16}
+) | {"experts": torch.int16, "token": torch.int64}
 PER_ROLLOUT = ("worth", "weight")
 PER_OWNERSHIP = ("owners", "successor", "within")
 NOT_PER_TOKEN = ("owner_offsets", "flat_tokens", *PER_OWNERSHIP, *PER_ROLLOUT)

@@ -21,6 +21,7 @@ from clawexp.commands.problem import Problem, nearest, nearest_key, refuse
 from clawexp.commands.walk import key_paths, problems_of
 from clawexp.compatibility import clashes
 from clawexp.errors import ConfigError
+from clawexp.run_folder import OTHER, RunFolder
 from clawexp.spec import Experiment
 
 UNCOMPOSED = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError)
@@ -112,6 +113,14 @@ def build(config: DictConfig) -> Experiment:
     experiment = instantiated(config)
     refuse([Problem(where=clash.sides, what=clash.why) for clash in clashes(experiment)])
     return experiment
+
+
+def rebuilt(folder: RunFolder, config: DictConfig | None = None) -> Experiment:
+    """The experiment of a run; `config`: with what is changed of it. Raises ConfigError."""
+    try:
+        return build(config or OmegaConf.create(folder.config))
+    except ConfigError as error:
+        raise ConfigError(f"{error}\n  {folder.path} may be of another version of clawexp. {OTHER}") from error
 
 
 def instantiated(config: DictConfig) -> Experiment:

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from clawexp.attempt import evaluation_attempts
 from clawexp.cache import say
 from clawexp.commands.arguments import conf_folder, groups, sort_arguments
-from clawexp.commands.compose import build, check, composed
+from clawexp.commands.compose import build, check, composed, rebuilt
 from clawexp.commands.overrides import parse
 from clawexp.commands.problem import Problem, nearest_key, refuse
 from clawexp.commands.walk import key_paths
@@ -71,7 +71,7 @@ def experiment_of(overrides: Sequence[str]) -> Experiment:
     )
     for key, override in given.items():
         OmegaConf.update(config, key, override.value())
-    return build(config)
+    return rebuilt(folder, config)
 
 
 def _weights(resume: str | None) -> Path | None:

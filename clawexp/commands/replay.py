@@ -5,11 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from clawexp.cache import say
 from clawexp.commands import recorded
-from clawexp.commands.compose import build
+from clawexp.commands.compose import rebuilt
 from clawexp.errors import ConfigError, LearnerError
 from clawexp.run_folder import RunFolder
 
@@ -34,9 +32,12 @@ def run(argv: Sequence[str]) -> int:
     replayable = [step for step in folder.checkpoint_steps() if _loss(steps, step) is not None]
     if not replayable:
         kept = ", ".join(map(str, folder.checkpoint_steps())) or "none"
-        raise ConfigError(f"{folder.path}: no step follows a kept checkpoint (checkpoints: {kept})")
+        raise ConfigError(
+            f"{folder.path}: no step with a loss follows a kept checkpoint (checkpoints: {kept}); replay a run that "
+            "keeps more of them, with keep_checkpoints"
+        )
     step = replayable[-1]
-    experiment = build(OmegaConf.create(folder.config))
+    experiment = rebuilt(folder)
     # torch is needed from here on, and not for any of the refusals above.
     from clawexp.replay import replayed_loss
 

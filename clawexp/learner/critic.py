@@ -27,8 +27,12 @@ class Decisions:
     """Before any update, [n]."""
     target: Tensor
     """Mean return of the valid rollouts that own the token, [n]: where they share a context, it has one value."""
+    spread: Tensor
+    """Variance of those returns, [n]: what no value of the context could explain."""
     weight: Tensor
     """Share of its ownerships in those of all decisions, [n]."""
+    varied: bool
+    """Whether not all returns are the same."""
 
 
 class Critic:
@@ -56,11 +60,19 @@ class Critic:
         """Value each decision of a batch, whose hidden states are given, in order."""
         with torch.no_grad():
             value = self.head(hidden)
-        valid = (batch["weight"] > 0).double()[batch["owners"]]
-        visits = sum_over_owners(batch, valid)[batch["decision"]]
-        worth = sum_over_owners(batch, valid * batch["worth"][batch["owners"]])[batch["decision"]]
-        target, weight = (worth / visits).to(value.dtype), (visits / visits.sum()).to(value.dtype)
-        return Decisions(hidden=hidden, value=value, target=target, weight=weight)
+        valid = (batch["weight"] > 0)[batch["owners"]]
+        returns = batch["worth"][batch["owners"]]
+        visits, once, twice = (sum_over_owners(batch, valid * returns**power)[batch["decision"]] for power in range(3))
+        target = once / visits
+        heard = returns[valid & batch["decision"][owned_token(batch)]]
+        return Decisions(
+            hidden=hidden,
+            value=value,
+            target=target.to(value.dtype),
+            spread=(twice / visits - target.square()).clamp(min=0),
+            weight=(visits / visits.sum()).to(value.dtype),
+            varied=bool((heard != heard[:1]).any()),
+        )
 
     def advantages(self, batch: TensorDict, seen: Decisions) -> Tensor:
         """One for each ownership of a batch, [M]; of those that decide nothing it says nothing."""
@@ -112,21 +124,23 @@ class Critic:
 
 
 def quality(seen: Decisions) -> dict[str, float]:
-    """Of values against what came of them, every ownership alike. No explained variance where there is no variance.
+    """Of values V against returns R, every ownership alike. No explained variance where the returns do not vary.
 
-    `explained_variance` is 1 - Var(T - V) / Var(T): 1 is perfect, 0 as good as a constant.
+    `explained_variance` is 1 - Var(R - V) / Var(R): 1 is perfect, 0 as good as a constant. Where rollouts share a token
+    and differ in their returns, a part of the variance is beyond any value.
     """
-    weight, error = seen.weight, seen.target - seen.value
+    weight, target, value = seen.weight.double(), seen.target.double(), seen.value.double()
+    error, beyond = target - value, (weight * seen.spread).sum()
     metrics = {
-        "critic/value_mean": (weight * seen.value).sum().item(),
-        "critic/return_mean": (weight * seen.target).sum().item(),
-        "critic/value_loss": (0.5 * weight * error.square()).sum().item(),
+        "critic/value_mean": (weight * value).sum().item(),
+        "critic/return_mean": (weight * target).sum().item(),
+        "critic/value_loss": 0.5 * ((weight * error.square()).sum() + beyond).item(),
     }
-    spread = _variance(seen.target, weight)
-    if spread > 0:
-        metrics["critic/explained_variance"] = 1 - _variance(error, weight) / spread
+    if seen.varied:
+        left, whole = (_variance(each, weight) + beyond for each in (error, target))
+        metrics["critic/explained_variance"] = 1 - (left / whole).item()
     return metrics
 
 
-def _variance(values: Tensor, weight: Tensor) -> float:
-    return (weight * (values - (weight * values).sum()).square()).sum().item()
+def _variance(values: Tensor, weight: Tensor) -> Tensor:
+    return (weight * (values - (weight * values).sum()).square()).sum()

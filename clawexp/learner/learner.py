@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from statistics import fmean
 
 import numpy as np
@@ -13,14 +14,9 @@ import torch
 from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
-from clawexp.batch.batch import (
-    gains,
-    trained,
-    tree_token_ratio,
-    validate,
-    with_columns,
-)
+from clawexp.batch.batch import gains, trained, tree_token_ratio, validate, with_columns
 from clawexp.errors import ConfigError, LearnerError
 from clawexp.learner.critic import Critic
 from clawexp.learner.device import device_of
@@ -34,9 +30,15 @@ from clawexp.model.tree_pass import TreeTokens, tree_logprobs
 from clawexp.model.tree_policy import TreePolicy
 from clawexp.protocols import Algo, Imitating
 from clawexp.spec import LearnerOptions
+from clawexp.whole_folder import check_seal, seal
 
 ALONE = Alone()
 STATE = "learner.pt"
+UNFIT = (
+    *(OSError, EOFError, RuntimeError, TypeError, ValueError, KeyError),
+    *(UnpicklingError, CheckpointException, ConfigError),
+)
+"""What reading a checkpoint may raise where it was written by something else, or was damaged since."""
 # What an engine needs beside weights and config.json: the tokenizer, its template, generation settings.
 COMPANIONS = ("*token*.json", "*.jinja", "vocab.json", "merges.txt", "generation_config.json")
 
@@ -113,9 +115,10 @@ class Learner:
     def _check(self, batch: TensorDict) -> None:
         validate(batch)
         ids, vocab = batch["input_ids"], self.vocab_size
-        if bool(((ids < 0) | (ids >= vocab)).any()):
+        strange = ids[(ids < 0) | (ids >= vocab)]
+        if len(strange):
             raise LearnerError(
-                f"the batch has token {int(ids.max())}, and the policy knows 0 to {vocab - 1}. The engine serves "
+                f"the batch has token {int(strange[0])}, and the policy knows 0 to {vocab - 1}. The engine serves "
                 "another model than the learner trains, or the tokenizer is another's."
             )
 
@@ -210,7 +213,8 @@ class Learner:
         if not math.isfinite(norm):
             raise LearnerError(
                 f"update {self.version + 1}: the norm of the gradient is {norm}. The weights are "
-                "unchanged; look at learner/delta_logprob_p999 of the steps before, and lower algo.lr."
+                "unchanged. Look at learner/delta_logprob_p999 and learner/grad_norm of the steps before: where they "
+                "rise, lower algo.lr; where they do not, look at the rewards and the checkpoint's own weights."
             )
         warmth = min(1.0, (self.version + 1) / max(self.algo.warmup_steps, 1))
         for group in self.optimiser.param_groups:
@@ -249,19 +253,24 @@ class Learner:
             self._write_policy(partial)
             if self.ranks.first:
                 torch.save(state, partial / STATE)
+                seal(partial)
 
     def resume(self, folder: Path) -> None:
-        """Take up what `save` wrote, to the bit. Raises LearnerError where it does not fit."""
+        """Take up what `save` wrote, to the bit. Raises LearnerError where it does not fit, or is damaged."""
         try:
+            check_seal(folder)
             state = torch.load(folder / STATE, weights_only=True)
             self.ranks.take(self.policy, read_weights(folder, self.policy.file))
             self.ranks.take_optimiser_state(self.policy, self.optimiser, state["optimiser"], folder)
             if self.critic:
                 self.critic.take(state["critic"])
-        except (OSError, RuntimeError, TypeError, ValueError, KeyError, ConfigError) as error:
-            raise LearnerError(f"checkpoint {folder} does not fit this learner: {error}") from error
-        self.step, self.version = state["step"], state["version"]
-        torch.set_rng_state(state["rng"])
+            self.step, self.version = state["step"], state["version"]
+            torch.set_rng_state(state["rng"])
+        except UNFIT as error:
+            raise LearnerError(
+                f"checkpoint {folder} does not fit this learner: {type(error).__name__}: {error}. It is damaged, or of "
+                "other options or another version of clawexp; without its folder, the run goes on from the one before."
+            ) from error
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face checkpoint that an engine can serve. `folder` appears whole, replacing an older one."""

@@ -114,11 +114,11 @@ class Passes:
     def measures(self, batch: TensorDict) -> dict[str, float]:
         """How well a batch fits into passes."""
         parts = self.parts(batch)
-        tokens = [part.tokens for part in parts]
+        tokens, budget = [part.tokens for part in parts], self._budget(batch)
         return {
             "learner/passes": float(len(parts)),
             "learner/largest_pass_tokens": float(max(tokens, default=0)),
-            "learner/pass_fill": sum(tokens) / max(1, self._budget(batch) * len(parts)),
+            "learner/pass_fill": sum(tokens) / max(1, sum(max(budget, each) for each in tokens)),
             "learner/repeated_tokens": float(sum(part.repeated for part in parts)),
         }
 

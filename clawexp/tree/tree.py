@@ -4,6 +4,7 @@ Only exact token ids decide where a call hangs. What the environment wrote may b
 cut only where a later prompt leaves it half way, and then the tree says so. Rewards come later (`batch`).
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clawexp.errors import LearnerError
-from clawexp.records import Call, Cause, Rollout
+from clawexp.records import LOGPROB_ROUNDING, Call, Cause, Rollout
 from clawexp.tree.segment import Edge, Node, Segment, either
 
+MAX_ID = 2**31 - 1
 EDGE_OF_CAUSE: Mapping[Cause, Edge] = {
     "root": "continue",
     "continue": "continue",
@@ -131,10 +133,17 @@ def _check(call: Call) -> None:
     for span in call.spans:
         covered = span.end if span.start == covered and span.end >= span.start else -1
     problem = None
+    ids = (call.prompt_ids, call.sampled_ids)
     if not call.prompt_ids:
         problem = "the prompt is empty"
+    elif min(min(part, default=0) for part in ids) < 0 or max(max(part, default=0) for part in ids) > MAX_ID:
+        problem = f"an id is not within 0 to {MAX_ID}"
     elif len(call.logprobs) != len(call.sampled_ids):
         problem = f"{len(call.sampled_ids)} sampled ids but {len(call.logprobs)} logprobs"
+    elif wrong := [each for each in call.logprobs if not -math.inf < each <= LOGPROB_ROUNDING]:
+        problem = f"a logprob is above 0 or not finite: {wrong[0]}"
+    elif any(span.version < 0 for span in call.spans):
+        problem = f"a version is below 0: {call.spans}"
     elif covered != len(call.sampled_ids):
         problem = f"the version spans do not cover the {len(call.sampled_ids)} sampled ids: {call.spans}"
     elif call.experts is not None and len(call.experts) >= len(call.prompt_ids) + len(call.sampled_ids):

@@ -274,7 +274,10 @@ def test_a_fresh_critic_says_one_half_and_explains_nothing(tmp_path):
 
 def test_quality_is_what_its_formulas_say():
     value, target = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([1.0, 0.0, 0.5])
-    seen = Decisions(hidden=torch.zeros(3, 1), value=value, target=target, weight=torch.tensor([0.25, 0.25, 0.5]))
+    weight = torch.tensor([0.25, 0.25, 0.5])
+    seen = Decisions(
+        hidden=torch.zeros(3, 1), value=value, target=target, spread=torch.zeros(3), weight=weight, varied=True
+    )
     assert quality(seen) == pytest.approx(
         {
             "critic/value_mean": 0.25,
@@ -283,7 +286,24 @@ def test_quality_is_what_its_formulas_say():
             "critic/explained_variance": 1 - (0.5 * 0.25 + 0.5 * 0.25 - 0.25**2) / 0.125,
         }
     )
-    assert "critic/explained_variance" not in quality(replace(seen, target=torch.ones(3)))
+    assert "critic/explained_variance" not in quality(replace(seen, varied=False))
+
+
+def test_quality_is_over_returns_also_where_rollouts_share_a_token(tmp_path):
+    def quality_of(*worth: float) -> dict[str, float]:
+        answers = ([3, 4], [3, 5], [6])
+        rollouts = [rollout([call("c0", [1, 2], answer)], f"r{n}") for n, answer in enumerate(answers)]
+        given = {f"r{n}": each for n, each in enumerate(worth)}
+        learner = make(tmp_path / "policy")
+        return quality(seen_of(learner, pack([merge([grow(each) for each in rollouts])], given)))
+
+    # Five ownerships of a head that says one half everywhere: 1, 1, 0, 0 and 1.
+    found = quality_of(1.0, 0.0, 1.0)
+    assert found["critic/value_loss"] == pytest.approx(0.125)
+    assert found["critic/return_mean"] == pytest.approx(0.6)
+    assert found["critic/explained_variance"] == pytest.approx(0.0, abs=1e-6)
+    for same in (0.0, 0.3, 0.7, 1.0):  # no rounding may pass for a spread
+        assert "critic/explained_variance" not in quality_of(same, same, same)
 
 
 def state(module: torch.nn.Module) -> list[Tensor]:

@@ -23,6 +23,7 @@ from clawexp.model.tree_pass import TreeTokens, tree_backward
 from clawexp.spec import LearnerOptions
 from clawexp.tree.forest import merge, prune
 from clawexp.tree.tree import Tree, grow
+from clawexp.whole_folder import seal
 
 CONF = Path(__file__).parents[2] / "conf"
 ADVANTAGES = {"r0": 1.0, "r1": -0.5, "r2": 0.25, "r3": -0.75}
@@ -522,7 +523,40 @@ def test_a_checkpoint_that_is_not_there_or_of_another_model_is_refused(tmp_path)
     learner.save(tmp_path / "one")
     weights = load_file(tmp_path / "one" / "model.safetensors")
     save_file(weights | {"model.norm.weight": torch.ones(3)}, tmp_path / "one" / "model.safetensors")
+    seal(tmp_path / "one")
     with pytest.raises(LearnerError, match="does not fit"):
+        learner.resume(tmp_path / "one")
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "gone"])
+@pytest.mark.parametrize("file", ["learner.pt", "model.safetensors"])
+def test_a_damaged_checkpoint_is_refused_with_the_file_that_is(tmp_path, file, damage):
+    learner = make(tmp_path / "policy")
+    learner.update(batch_of())
+    learner.save(tmp_path / "one")
+    place = tmp_path / "one" / file
+    content = bytearray(place.read_bytes())
+    content[len(content) // 2] ^= 64
+    if damage == "gone":
+        place.unlink()
+    else:
+        place.write_bytes({"flipped": content, "cut": content[:-9], "empty": b""}[damage])
+    before = state(learner)
+    with pytest.raises(LearnerError, match=rf"one does not fit.*{file}: gone or damaged.*goes on from the one before"):
+        learner.resume(tmp_path / "one")
+    assert all(torch.equal(a, b) for a, b in zip(state(learner), before, strict=True))
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", {"step": 3}])
+def test_a_checkpoint_of_another_version_is_refused(tmp_path, content):
+    learner = make(tmp_path / "policy")
+    learner.save(tmp_path / "one")
+    if isinstance(content, bytes):
+        (tmp_path / "one" / "learner.pt").write_bytes(content)
+    else:
+        torch.save(content, tmp_path / "one" / "learner.pt")
+    (tmp_path / "one" / "checksums.json").unlink()
+    with pytest.raises(LearnerError, match="another version of clawexp"):
         learner.resume(tmp_path / "one")
 
 

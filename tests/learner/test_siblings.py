@@ -65,6 +65,19 @@ def test_a_tree_gives_all_rollouts_of_a_token_what_they_are_worth_together():
 
 
 @pytest.mark.parametrize("mode", ["anchor", "tree"])
+def test_whose_longer_prompt_passes_through_another_answered_no_such_prompt(mode):
+    one = rollout([call("a0", [1, 2], [3])], "r0")
+    two = rollout([call("b0", [1, 2, 5, 6], [4])], "r1")
+    batch = pack([merge([grow(one), grow(two)])], {"r0": 1.0, "r1": -0.5})
+    assert credit(batch, beside_siblings(batch, mode, 1.0)) == {(2, 3, 0): 1.0, (6, 4, 1): -0.5}
+
+
+@pytest.mark.parametrize("mode", ["anchor", "tree"])
+def test_a_batch_without_rollouts_has_no_credit(mode):
+    assert beside_siblings(pack([], {}), mode, 1.0).tolist() == []
+
+
+@pytest.mark.parametrize("mode", ["anchor", "tree"])
 @pytest.mark.parametrize("seed", range(8))
 def test_branches_that_a_harness_made_are_no_siblings(mode, seed):
     batch = pack([prune(grow(random_rollout(seed)), auxiliary="full")], {"r0": 0.5})

@@ -197,6 +197,12 @@ def test_a_call_that_sampled_nothing_is_context_only():
         ({"spans": (Span(version=0, start=0, end=1),)}, "version spans"),
         ({"spans": (Span(version=0, start=1, end=2),)}, "version spans"),
         ({"prompt_ids": ()}, "prompt is empty"),
+        ({"prompt_ids": (1, 2**31)}, "an id is not within"),
+        ({"sampled_ids": (2, -1)}, "an id is not within"),
+        ({"logprobs": (-0.1, float("nan"))}, "a logprob is above 0 or not finite: nan"),
+        ({"logprobs": (0.1, -0.1)}, r"a logprob is above 0 or not finite: 0\.1"),
+        ({"logprobs": (-float("inf"), -0.1)}, "a logprob is above 0 or not finite: -inf"),
+        ({"spans": (Span(version=-1, start=0, end=2),)}, "a version is below 0"),
     ],
 )
 def test_a_call_that_is_not_exact_is_refused_by_name(broken, words):
