@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from clawexp.batch.batch import load
 from clawexp.child import read_settings, say_ready
-from clawexp.errors import ClawexpError
+from clawexp.errors import ClawexpError, LearnerError
 from clawexp.learner.device import take_gpu
 from clawexp.learner.learner import Learner
 from clawexp.learner.sharded import Sharded
@@ -67,10 +67,10 @@ def main() -> None:
             driver.recv()  # its first question, which this answers
             driver.send(error)
             return
-        serve(rank, driver)
+        serve(number, rank, driver)
 
 
-def serve(rank: Rank, driver: Connection) -> None:
+def serve(number: int, rank: Rank, driver: Connection) -> None:
     """Answer `(method, arguments)` with `(result, state)`, or with the error that all ranks came to."""
     while True:
         try:
@@ -81,6 +81,9 @@ def serve(rank: Rank, driver: Connection) -> None:
             driver.send((getattr(rank, method)(*arguments), rank.state()))
         except ClawexpError as error:
             driver.send(error)
+        except RuntimeError as error:  # torch's: no memory is left, or a rank is missed, whose own end says why
+            driver.send(LearnerError(f"rank {number} of the learner ends: {error}"))
+            raise
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """A learner of one process, or of several ranks that the driver starts and tells what to do: one interface for both."""
 
 import asyncio
-import contextlib
 import os
 import shutil
 from collections.abc import AsyncIterator, Sequence
@@ -65,11 +64,11 @@ class RankedLearner:
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """The first rank's answer, once all have theirs. Raises what they raised, LearnerError where one is dead."""
-        for rank, (connection, _) in enumerate(self._ranks):
+        for rank, (connection, process) in enumerate(self._ranks):
             try:
                 connection.send((method, arguments))
             except OSError as error:
-                raise self._death(rank) from error
+                raise _death(rank, process) from error
         answers: dict[int, Any] = {}
         number = {connection: rank for rank, (connection, _) in enumerate(self._ranks)}
         while len(answers) < len(self._ranks):
@@ -80,31 +79,19 @@ class RankedLearner:
                 try:
                     answers[rank] = ready.recv()
                 except (EOFError, OSError) as error:
-                    raise self._death(rank) from error
+                    raise _death(rank, self._ranks[rank][1]) from error
         if errors := [answer for answer in answers.values() if isinstance(answer, ClawexpError)]:
             raise errors[0]
         result, state = answers[0]
         self.step, self.version, self.vocab_size = state["step"], state["version"], state["vocab_size"]
         return result
 
-    def _death(self, seen: int) -> LearnerError:
-        """Of the rank that was killed, if one was: others that miss it end by themselves, and may be seen first."""
-        killed = [number for number, (_, process) in enumerate(self._ranks) if _was_killed(process)]
-        rank = next(iter(killed), seen)
-        log = self._ranks[rank][1].options.log
-        tail = log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
-        how = "was killed (by whom? the kernel does it where memory runs out)" if killed else "died"
-        return LearnerError(f"rank {rank} of the learner {how}; {log} ends with:\n{tail}")
 
-
-def _was_killed(child: Child) -> bool:
-    """Whether a signal ended it. The event loop, which reaps it, may not have run since."""
-    if child.process.returncode is not None:
-        return child.process.returncode < 0
-    with contextlib.suppress(ChildProcessError):
-        ended = os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return ended is not None and ended.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
-    return False
+def _death(rank: int, process: Child) -> LearnerError:
+    log = process.options.log
+    tail = log.read_bytes()[-TAIL_BYTES:].decode(errors="replace").strip()
+    end = f"{log} ends with:\n{tail}" if tail else f"{log} is empty: was it killed, perhaps for want of memory?"
+    return LearnerError(f"rank {rank} of the learner died; {end}")
 
 
 @asynccontextmanager

@@ -150,7 +150,7 @@ async def test_errors_of_ranks_are_those_of_a_learner_and_a_dead_rank_is_named(
         with pytest.raises(LearnerError, match="does not fit this learner"):
             learner.resume(tmp_path / "nowhere")
         os.kill(learner._ranks[1][1].process.pid, signal.SIGKILL)
-        with pytest.raises(LearnerError, match="rank 1 of the learner was killed"):
+        with pytest.raises(LearnerError, match="rank 1 of the learner died"):
             learner.update(batch)
 
 
