@@ -29,5 +29,5 @@ async def train(experiment: Experiment, folder: RunFolder, config: Mapping[str, 
 
 def train_until_done(experiment: Experiment, folder: RunFolder, config: Mapping[str, Any]) -> dict[str, float]:
     """`train` to its end, or to SIGINT or SIGTERM: then everything alive is closed and KeyboardInterrupt is raised."""
-    with telling_remains(folder.path / "sockets"):
+    with telling_remains():
         return run_until_stopped(train(experiment, folder, config))

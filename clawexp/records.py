@@ -46,6 +46,12 @@ class Finished:
     timed_out: bool = False
 
 
+class Heard(Protocol):
+    """Told of a command's output as it comes."""
+
+    def __call__(self, stream: Literal["stdout", "stderr"], data: bytes, /) -> object: ...
+
+
 class Sandbox(Protocol):
     """A live place that holds one rollout's workspace. Removed when its context ends."""
 
@@ -59,7 +65,25 @@ class Sandbox(Protocol):
     facts: Mapping[str, Any]
     """What really holds: isolation, limits, start time in ms."""
 
-    async def run(self, command: Command) -> Finished: ...
+    async def run(self, command: Command, heard: Heard | None = None) -> Finished:
+        """Run a program to its end or its timeout. Then nothing that it started runs any more.
+
+        One at a time: a second one waits.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """End whatever is alive in it, the runtime's own programs too. What runs next does so as in a new sandbox that
+        has these files: nothing that ran before can reach it."""
+        ...
+
+    async def snapshot(self) -> str:
+        """Stop, and keep all its files, for `reset` alone; a name for them."""
+        ...
+
+    async def reset(self, to: str | None = None) -> None:
+        """Stop, and bring its files back to what they were at a snapshot; None: to what they were at the beginning."""
+        ...
 
     async def put(self, files: Mapping[str, bytes]) -> None:
         """Write files. A relative path is under the workspace, `~/x` under home, an absolute one under one of the

@@ -191,6 +191,7 @@ async def _live(attempt: Attempt, site: Site, progress: _Progress) -> None:
                 sandbox = await stack.enter_async_context(place)
         progress.facts.update(sandbox.facts)
         finished = await _act(attempt, site, sandbox, progress)
+        await sandbox.stop()  # what looks at the files is not to be reached by what the harness left
         progress.outcome, progress.reason = _judge(finished, progress, attempt)
         if progress.outcome in GRADED:
             with progress.stage("grade"):

@@ -26,6 +26,7 @@ from clawexp.records import Rollout
 from clawexp.rollout import Site, gather
 from clawexp.run_folder import RunFolder
 from clawexp.runtime.reaper import sweep
+from clawexp.runtime.reaping import reaping
 from clawexp.scratch import scratch_folder, scratch_root
 from clawexp.spec import Experiment
 from clawexp.training import WEIGHTS, Training, open_training
@@ -198,6 +199,7 @@ async def open_site(experiment: Experiment, folder: Path, engine: EngineHandle) 
     with scratch_folder("run-") as root:
         root.chmod(0o711)
         async with (
+            reaping(),
             boundary(
                 experiment.capture, experiment.model, engine.url, engine.key, folder, interception=intercepted
             ) as at,

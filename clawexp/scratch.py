@@ -75,6 +75,13 @@ def start_time(pid: int) -> str | None:
     return line.rpartition(b")")[2].split()[19].decode()
 
 
+def entries(folder: Path) -> list[Path]:
+    """What lies in a folder; nothing where it is gone, as it may be at any time, or closed to this user, or none."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        return list(folder.iterdir())
+    return []
+
+
 def remove(path: Path) -> None:
     """Remove a tree of any depth and with any permissions. A tree that is not there is no error."""
     doomed = path.parent / f".gone-{uuid.uuid4().hex}"

@@ -65,11 +65,16 @@ SHARED_TESTS = {
     "model/load.py": "model/test_hub_policy.py",
     "warmstart/initial.py": "warmstart/test_fit.py",
     "warmstart/rehearsal.py": "warmstart/test_fit.py",
+    "runtime/compiled.py": "runtime/test_inside.py",
     "runtime/container.py": "runtime/test_podman.py",
+    "runtime/folder_sandbox.py": "runtime/test_bubblewrap.py",
     "runtime/furnish.py": "runtime/test_podman.py",
     "runtime/image_build.py": "runtime/test_task_images.py",
+    "runtime/living.py": "runtime/test_bubblewrap.py",
     "runtime/podman_home.py": "runtime/test_podman_service.py",
     "runtime/rootless.py": "runtime/test_enclosure.py",
+    "runtime/reaper_program.py": "runtime/test_reaping.py",
+    "runtime/snapshot.py": "runtime/test_bubblewrap.py",
     # They need a whole run, and one serves them all.
     "commands/eval.py": "test_experiment.py",
     "commands/recorded.py": "capture/test_recorded.py",
@@ -168,6 +173,6 @@ def test_every_test_file_names_what_it_tests() -> None:
     known = {Path(name).stem for name in modules()} | {
         Path(name).parts[0] + "_" + Path(name).stem for name in modules()
     }
-    known |= {"layout", "readme", "conf", "recorded", "bad_input", "interception"}
+    known |= {"layout", "readme", "conf", "recorded", "bad_input", "interception", "hostile"}
     for name in files("tests", "test_*.py"):
         assert Path(name).stem.removeprefix("test_") in known, name

@@ -27,7 +27,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_every_command_of_the_pages_is_accepted(command: str) -> None:
     words = shlex.split(command)[3:]
-    verbs = ("eval", "doctor", "prepare", "replay", "jobs", "reap")
+    verbs = ("eval", "doctor", "prepare", "replay", "jobs", "ps", "reap")
     dry = [] if words[:1] and (words[0] in verbs or words[0] == "--help") else ["--dry-run"]
     if words[:1] == ["prepare"] or "resume=auto" in words:
         # Preparing fetches packages, and there is no run to resume here: the overrides are what is checked.

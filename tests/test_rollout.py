@@ -22,6 +22,7 @@ from clawexp.records import (
     Command,
     Door,
     Finished,
+    Heard,
     Launch,
     Link,
     Needs,
@@ -131,9 +132,19 @@ class Place:
     def __init__(self, rollout_id: str, script: Script) -> None:
         self.id = rollout_id
         self.script = script
+        self.stopped = False
         self.facts: Mapping[str, Any] = {"proxy_url": "http://127.0.0.1:1", "isolation": "none"}
 
-    async def run(self, command: Command) -> Finished:
+    async def stop(self) -> None:
+        self.stopped = True
+
+    async def snapshot(self) -> str:
+        raise NotImplementedError
+
+    async def reset(self, to: str | None = None) -> None:
+        raise NotImplementedError
+
+    async def run(self, command: Command, heard: Heard | None = None) -> Finished:
         await asyncio.sleep(self.script.harness_s)
         if self.script.harness:
             raise self.script.harness
@@ -160,6 +171,7 @@ class Grading:
 
     async def grade(self, sandbox: Sandbox) -> Verdict:
         assert isinstance(sandbox, Place)
+        assert sandbox.stopped, "nothing of the harness is left when a grader looks"
         await asyncio.sleep(sandbox.script.grade_s)
         if sandbox.script.grader:
             raise sandbox.script.grader

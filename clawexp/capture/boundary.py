@@ -1,9 +1,7 @@
 """The driver's side of the model boundary: capture processes, rollouts opened and closed on it, calls read back."""
 
 import asyncio
-import os
 import secrets
-import shutil
 import zlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -24,8 +22,6 @@ from clawexp.scratch import scratch_folder
 from clawexp.spec import CaptureOptions, Model
 
 START_S = 60.0
-LONGEST_SOCKET_PATH = 100
-"""The kernel takes 107 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +126,7 @@ async def boundary(
     if cache is not None:
         cache.mkdir(exist_ok=True)
     async with AsyncExitStack() as stack:
-        sockets = stack.enter_context(_socket_folder(folder))
+        sockets = stack.enter_context(_socket_folder())
         signing = stack.enter_context(authority()) if interception or options.allow_hosts else None
         workers = []
         for number in range(options.workers):
@@ -202,21 +198,11 @@ def _config(options: CaptureOptions, model: Model, engine_url: str, engine_key: 
 
 
 @contextmanager
-def _socket_folder(folder: Path) -> Iterator[Path]:
-    """A folder for the sockets: in the run's, or among the sandboxes' where that path is too long for a socket.
+def _socket_folder() -> Iterator[Path]:
+    """A folder for the sockets, beside those of the sandboxes.
 
     Others may pass through it but not list it: inside a container a harness may run as another user.
     """
-    inside = folder / "sockets"
-    shutil.rmtree(inside, ignore_errors=True)
-    if len(os.fsencode(inside / "model-0000")) > LONGEST_SOCKET_PATH:
-        with scratch_folder("sockets-") as sockets:
-            sockets.chmod(0o711)
-            yield sockets
-        return
-    inside.mkdir()
-    inside.chmod(0o711)
-    try:
-        yield inside
-    finally:
-        shutil.rmtree(inside, ignore_errors=True)
+    with scratch_folder("sockets-") as sockets:
+        sockets.chmod(0o711)
+        yield sockets

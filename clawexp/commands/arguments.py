@@ -12,6 +12,7 @@ VERBS = {
     "prepare": "fetch or build what a harness, a runtime, an engine or a model needs",
     "replay": "rebuild a run's last batch from its journal; or tell the forks of recorded --requests",
     "jobs": "list the runs that launchers started: state, step, folder",
+    "ps": "list the live sandboxes of this user's runs",
     "reap": "remove what killed runs left behind",
 }
 

@@ -19,6 +19,7 @@ from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.protocols import Preparable
 from clawexp.runtime import bubblewrap, rootless
 from clawexp.runtime.cgroup import own_groups
+from clawexp.runtime.podman_probe import points
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,25 @@ class Finding:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print a line for every option. The status is 0 when the default experiment can run."""
+    """Print a line for every option. The status is 0 when the default experiment can run.
+
+    With `runtime=podman`: a line for everything that this runtime depends on; 0 when it can be used.
+    """
+    if list(argv) == ["runtime=podman"]:
+        return _podman()
     if argv:
-        raise ConfigError(f"doctor takes no arguments (it was given {' '.join(argv)})")
+        raise ConfigError(f"doctor takes no arguments, or runtime=podman (it was given {' '.join(argv)})")
     findings = [*_machine(), *_options()]
     for finding in findings:
         print(f"{'ok  ' if finding.works else 'no  '} {finding.group + '=' + finding.option:<28} {finding.note}")
     needed = {("model", "tiny"), ("machine", "memory")}
     return 0 if all(f.works for f in findings if (f.group, f.option) in needed) else 1
+
+
+def _podman() -> int:
+    for point in points():
+        print(f"{'ok  ' if point.good else 'no  '} {point.name:<16} {point.note}")
+    return 0 if rootless.unavailable() is None else 1
 
 
 def _machine() -> Iterator[Finding]:

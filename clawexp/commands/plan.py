@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from clawexp.attempt import harness_weights, tasks_per_step
 from clawexp.commands.compose import build
 from clawexp.protocols import Imitating
-from clawexp.records import Command, Finished, Link
+from clawexp.records import Command, Finished, Heard, Link
 from clawexp.spec import Experiment
 
 
@@ -25,8 +25,17 @@ class _NoSandbox:
     python: str = "/usr/bin/python3"
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    async def run(self, command: Command) -> Finished:
+    async def run(self, command: Command, heard: Heard | None = None) -> Finished:
         raise AssertionError("a dry run runs nothing")
+
+    async def stop(self) -> None:
+        await self.run(Command(argv=()))
+
+    async def snapshot(self) -> str:
+        raise AssertionError("a dry run has no files")
+
+    async def reset(self, to: str | None = None) -> None:
+        await self.snapshot()
 
     async def put(self, files: Mapping[str, bytes]) -> None:
         await self.run(Command(argv=()))

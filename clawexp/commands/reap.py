@@ -1,11 +1,14 @@
-"""Remove what killed runs left behind: sandboxes, sockets, folders. Nothing of a live run is touched."""
+"""Remove what killed runs left behind: sandboxes and what runs in them, control groups, sockets, folders.
+
+Of a live run nothing is touched but sandboxes whose time is over.
+"""
 
 from collections.abc import Sequence
 
 from clawexp.errors import ConfigError
 from clawexp.runtime.image import workshops
-from clawexp.runtime.reaper import sweep
-from clawexp.scratch import scratch_root
+from clawexp.runtime.reaper import sweep, sweep_expired
+from clawexp.scratch import entries, scratch_root
 
 
 def run(argv: Sequence[str]) -> int:
@@ -14,6 +17,8 @@ def run(argv: Sequence[str]) -> int:
         raise ConfigError(f"reap takes no arguments (it was given {' '.join(argv)})")
     root = scratch_root()
     removed = sweep(root) + sweep(workshops())
-    left = len(list(root.iterdir())) if root.exists() else 0
+    if expired := sweep_expired(root):
+        print(f"removed {expired} sandboxes of live runs, whose time was over")
+    left = len(entries(root))
     print(f"removed {removed} folders that killed runs had left; live ones hold {left} under {root}")
     return 0

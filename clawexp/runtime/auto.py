@@ -4,6 +4,9 @@ import contextlib
 import functools
 import logging
 from collections.abc import AsyncIterator
+from typing import Annotated
+
+from pydantic import Field
 
 from clawexp.component import component
 from clawexp.protocols import Placed
@@ -27,6 +30,12 @@ class Auto:
 
     file_bytes: Positive
     """Larger files are not read back."""
+    memory_mb: Positive
+    """This and what follows as in bubblewrap; a plain subprocess has no limits."""
+    cpus: Annotated[float, Field(gt=0)]
+    pids: Positive
+    disk_mb: Positive
+    require_limits: bool
     allow_unsafe: bool
     """Let harnesses that are not the project's own run where there is no isolation."""
 
@@ -50,4 +59,11 @@ class Auto:
     def _chosen(self) -> Bubblewrap | Local:
         if unavailable():
             return Local(file_bytes=self.file_bytes, allow_unsafe=self.allow_unsafe)
-        return Bubblewrap(file_bytes=self.file_bytes)
+        return Bubblewrap(
+            file_bytes=self.file_bytes,
+            memory_mb=self.memory_mb,
+            cpus=self.cpus,
+            pids=self.pids,
+            disk_mb=self.disk_mb,
+            require_limits=self.require_limits,
+        )

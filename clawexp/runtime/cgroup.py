@@ -7,12 +7,21 @@ groups below one that has processes in it, so there a driver cannot do this.
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clawexp.scratch import entries
+
 CONTROLLERS = ("memory", "cpu", "pids")
 CPU_PERIOD_US = 100_000
+SHORTAGES = (
+    ("memory.oom_control", "oom_kill", "out of memory: {} of its processes were killed"),
+    ("pids.events", "max", "out of processes: {} times none could be started"),
+)
+"""File and line where the kernel counts how often a limit was met, and what is said then."""
+RECORD = "groups"
+"""File of a sandbox's folder that names its groups."""
 EMPTY_S = 5.0
 """How long a group may take to notice that its last process is gone."""
 
@@ -81,7 +90,7 @@ def divide(name: str) -> list[Path]:
 def release(groups: list[Path]) -> None:
     """Remove groups with those below them. Groups that are not there are no error, and those in use stay."""
     for group in groups:
-        for inner in (*group.glob("*/"), group):
+        for inner in (*(each for each in entries(group) if each.is_dir()), group):
             _remove(inner)
 
 
@@ -102,11 +111,11 @@ class Group:
     """The groups of one sandbox."""
 
     def __init__(self, parents: list[Path], name: str, limits: Limits) -> None:
-        self._folders = [parent / name for parent in parents]
+        self.folders = [parent / name for parent in parents]
         self.in_force: dict[str, float] = {}
         """What holds, read back from the kernel: `{"memory_mb": 4096, "cpus": 2.0, "pids": 512}`."""
         files = limits.files()
-        for folder in self._folders:
+        for folder in self.folders:
             folder.mkdir(exist_ok=True)
             for controller in CONTROLLERS:
                 if all((folder / file).exists() for file in files[controller]):
@@ -124,20 +133,29 @@ class Group:
 
     def admit(self, pid: int) -> None:
         """Bind a process, and all that it will start, to the limits."""
-        for folder in self._folders:
+        for folder in self.folders:
             (folder / "cgroup.procs").write_text(str(pid))
 
-    def memory_kills(self) -> int:
-        """How many processes were ended because the memory was used up."""
-        for folder in self._folders:
+    def shortages(self) -> list[int]:
+        """How often so far each limit of SHORTAGES was met."""
+        return [self._count(file, word) for file, word, _ in SHORTAGES]
+
+    def _count(self, file: str, word: str) -> int:
+        for folder in self.folders:
             with contextlib.suppress(FileNotFoundError):
-                for line in (folder / "memory.oom_control").read_text().splitlines():
-                    if line.startswith("oom_kill "):
+                for line in (folder / file).read_text().splitlines():
+                    if line.startswith(f"{word} "):
                         return int(line.split()[1])
         return 0
 
+    def told(self, before: Sequence[int]) -> bytes:
+        """A last word on a command's errors where it met a limit; `before`: the counts when it began."""
+        new = [now - then for now, then in zip(self.shortages(), before, strict=True)]
+        said = [sentence.format(count) for count, (*_, sentence) in zip(new, SHORTAGES, strict=True) if count]
+        return "".join(f"\n{line}\n" for line in said).encode()
+
     def remove(self) -> None:
-        release(self._folders)
+        release(self.folders)
 
 
 @contextlib.contextmanager
@@ -151,7 +169,23 @@ def divided(name: str, record: Path) -> Iterator[list[Path]]:
         release(groups)
 
 
+def group_of(name: str, folder: Path, limits: Limits) -> Group:
+    """The groups of one sandbox, directly below the driver's own, written down in its folder. Remove them afterwards.
+
+    Where none can be made, no limit is in force.
+    """
+    parents = list(own_groups().values())
+    (folder / RECORD).write_text("".join(f"{parent / name}\n" for parent in parents))
+    return Group(parents, name, limits)
+
+
+def recorded(record: Path) -> list[Path]:
+    """The groups that a driver wrote down; none where there is no such file."""
+    with contextlib.suppress(OSError):
+        return [Path(line) for line in record.read_text().splitlines()]
+    return []
+
+
 def release_recorded(record: Path) -> None:
     """Remove the groups that a killed driver wrote down."""
-    with contextlib.suppress(OSError):
-        release([Path(line) for line in record.read_text().splitlines()])
+    release(recorded(record))

@@ -1,14 +1,12 @@
-"""One container: made stopped, started for each command with `door.py` as process 1, and empty when that has ended."""
+"""One container: made stopped, started for each life of its sandbox, and empty when that has ended."""
 
 import asyncio
 import contextlib
-import json
 import os
-import signal
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +14,13 @@ from typing import Any
 from podman.domain.containers import Container as Handle
 
 from clawexp.errors import RuntimeFault
-from clawexp.records import Command, Finished
 from clawexp.runtime.cgroup import Group, Limits
-from clawexp.runtime.ids import ids
-from clawexp.runtime.podman_service import Service, to_the_end
-from clawexp.runtime.process import DEATH_S, DRAIN_S, Tail, readable, source
+from clawexp.runtime.disk import DiskBound
+from clawexp.runtime.life import BEGIN_S, Life, greeted, lived
+from clawexp.runtime.podman_service import Service
+from clawexp.runtime.process import to_the_end
 
-SOCKET = "door.sock"
-BEGIN_S = 60.0
-"""How long process 1 may take to call its driver."""
+SOCKET = "driver.sock"
 NOT_FOUND = 404
 SERVER_ERROR = 500
 REMOVE_AGAIN_S = (1.0, 3.0, 10.0)
@@ -38,68 +34,35 @@ class Container:
     handle: Handle
     door: Path
     group: Group
-    turn: asyncio.Lock
-    """One command at a time."""
-
-    async def run(self, command: Command, argv: Sequence[str], cwd: str) -> Finished:
-        """Run `argv`, with all else of `command`, as the only thing in the container.
-
-        When this returns, raises or is cancelled, nothing runs in it any more. Raises RuntimeFault when the container
-        does not start.
-        """
-        begun = time.monotonic()
-        order = json.dumps({"argv": [*argv], "env": dict(command.env), "cwd": cwd}).encode() + b"\n"
-        async with self.turn, _Streams.of(command) as streams, self._started() as (driver, first):
-            report, timed_out, kills = {}, False, self.group.memory_kills()
-            try:
-                async with asyncio.timeout(command.timeout_s):
-                    report = await _carried_out(driver, order, streams)
-            except TimeoutError:
-                timed_out = True
-            await _emptied(first)
-            await asyncio.wait({tail.ended for tail in streams.tails}, timeout=DRAIN_S)
-            stdout, stderr = (tail.kept() for tail in streams.tails)
-        if "error" in report:
-            raise RuntimeFault(f"a container could not start {argv[0]!r}: {report['error']}")
-        return Finished(
-            code=-signal.SIGKILL if timed_out else report.get("code", -signal.SIGKILL),
-            stdout=stdout,
-            stderr=stderr + _shortage(self.group.memory_kills() - kills),
-            wall_s=time.monotonic() - begun,
-            timed_out=timed_out,
-        )
+    disk: DiskBound
 
     @contextlib.asynccontextmanager
-    async def _started(self) -> AsyncIterator[tuple[socket.socket, int]]:
-        """The connection to process 1, which waits for its order, and a handle on it; its limits hold."""
+    async def life(self) -> AsyncIterator[Life]:
+        """Start it, while the context lasts; its limits hold. Raises RuntimeFault when it does not start."""
         with _listener(self.door / SOCKET) as listener:
             await self.service.call("start a container", self._start)
             driver = await _caller(listener)
         with driver:
             pid, _, _ = struct.unpack("iii", driver.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            first = os.pidfd_open(pid)
-            try:
-                self.group.admit(pid)
-                yield driver, first
-            finally:
-                await to_the_end(_emptied(first))
-                os.close(first)
+            async with lived(driver, pid, self.group, self.disk.admit) as life:
+                await greeted(driver)
+                yield life
 
     def _start(self) -> None:
-        # Podman may not yet have noticed how the last command ended; of a new container it knows at once.
+        # Podman may not yet have noticed how the last life ended; of a new container it knows at once.
         self.handle.wait(condition=["created", "exited"])
         self.handle.start()
 
 
 @contextlib.asynccontextmanager
 async def container(
-    service: Service, name: str, door: Path, limits: Limits, options: dict[str, Any]
+    service: Service, name: str, door: Path, limits: Limits, disk: DiskBound, options: dict[str, Any]
 ) -> AsyncIterator[Container]:
     """A container made with podman-py's `options`, while the context lasts; then removed, whatever its state."""
     group = Group(service.groups, name, limits)
     try:
         handle = await service.call("make a container", service.client.containers.create, name=name, **options)
-        yield Container(service=service, handle=handle, door=door, group=group, turn=asyncio.Lock())
+        yield Container(service=service, handle=handle, door=door, group=group, disk=disk)
     finally:
         # By its name: when the making of it was cancelled, there is no more to know it by.
         await to_the_end(_remove(service, name, group))
@@ -122,43 +85,6 @@ async def _remove(service: Service, name: str, group: Group) -> None:
         await service.call("remove a container", remove)
     finally:
         await asyncio.to_thread(group.remove)
-
-
-def _shortage(kills: int) -> bytes:
-    """A last word on stderr where the memory was used up."""
-    return f"\nout of memory: {kills} of its processes were killed\n".encode() if kills else b""
-
-
-class _Streams:
-    """Input, output and errors of one command: the ends for inside, and what has come out."""
-
-    def __init__(self) -> None:
-        self.inside: list[int] = []
-        self.tails: list[Tail] = []
-
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def of(cls, command: Command) -> AsyncIterator["_Streams"]:
-        streams, agent = cls(), ids().agent
-        async with contextlib.AsyncExitStack() as stack:
-            stack.callback(streams.close)
-            with source(command.stdin) as stdin:
-                streams.inside.append(os.open(os.devnull, os.O_RDONLY) if stdin < 0 else os.dup(stdin))
-            for _ in range(2):
-                out, into = os.pipe()
-                streams.inside.append(into)
-                if os.geteuid() == 0:  # or a program could not open /dev/stdout
-                    os.fchown(into, agent, agent)
-                loop = asyncio.get_running_loop()
-                transport, tail = await loop.connect_read_pipe(lambda: Tail(command.output_bytes), os.fdopen(out, "rb"))
-                stack.callback(transport.close)
-                streams.tails.append(tail)
-            yield streams
-
-    def close(self) -> None:
-        """Close the ends for inside."""
-        while self.inside:
-            os.close(self.inside.pop())
 
 
 @contextlib.contextmanager
@@ -184,28 +110,3 @@ async def _caller(listener: socket.socket) -> socket.socket:
         raise RuntimeFault(f"a container's first process did not come up within {BEGIN_S:.0f} s") from error
     driver.setblocking(False)
     return driver
-
-
-async def _carried_out(driver: socket.socket, order: bytes, streams: _Streams) -> dict[str, Any]:
-    """Send an order and wait for the report; an empty one where process 1 died before it could tell."""
-    loop = asyncio.get_running_loop()
-    answer = b""
-    sent = socket.send_fds(driver, [order], streams.inside)
-    streams.close()
-    with contextlib.suppress(ConnectionError):
-        if sent < len(order):
-            await loop.sock_sendall(driver, order[sent:])
-        while chunk := await loop.sock_recv(driver, 65536):
-            answer += chunk
-    return json.loads(answer) if answer.endswith(b"\n") else {}
-
-
-async def _emptied(first: int) -> None:
-    """End process 1, and with it everything in its process namespace; return when all of it is gone."""
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(first, signal.SIGKILL)
-    try:
-        async with asyncio.timeout(DEATH_S):
-            await readable(first)
-    except TimeoutError as error:
-        raise RuntimeFault(f"a container still runs {DEATH_S:.0f} s after SIGKILL") from error

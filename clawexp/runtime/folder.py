@@ -14,7 +14,7 @@ import errno
 import os
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -55,6 +55,10 @@ class Folder:
     @property
     def tmp(self) -> Path:
         return self.path / "tmp"
+
+    def places(self) -> list[Path]:
+        """All folders that programs inside can write to."""
+        return [self.workspace, self.home, self.tmp, *map(self.further, self.folders)]
 
     def further(self, inside: str) -> Path:
         """Where one of `folders` lies on the host."""
@@ -175,22 +179,6 @@ def _clear(parent: int, name: str) -> bool:
     if mode & stat.S_IRWXU != stat.S_IRWXU:
         os.chmod(name, 0o755, dir_fd=parent)
     return False
-
-
-class FolderSandbox:
-    """The half of a sandbox that lies in a folder of the host: what is put there and got from there."""
-
-    folder: Folder
-
-    async def put(self, files: Mapping[str, bytes]) -> None:
-        for path, content in files.items():
-            self.folder.put(path, content)
-
-    async def get(self, path: str) -> bytes:
-        return self.folder.get(path)
-
-    async def files(self) -> dict[str, int]:
-        return self.folder.files()
 
 
 def create(owner: Owner, file_bytes: int, folders: tuple[str, ...] = ()) -> Folder:

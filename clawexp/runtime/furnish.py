@@ -7,15 +7,15 @@ from typing import Any
 
 from clawexp.errors import RuntimeFault
 from clawexp.records import Needs, Owner
-from clawexp.runtime import door, forwarder
+from clawexp.runtime.compiled import program
+from clawexp.runtime.container import SOCKET
 from clawexp.runtime.folder import Folder
 from clawexp.runtime.ids import ids
-from clawexp.runtime.task_image import TaskImage
 
 HOME = "/home/agent"
 DOOR = "/run/clawexp"
 PROXY = f"{DOOR}/proxy.sock"
-PROGRAMS = (door.__file__, forwarder.__file__)
+FIRST = f"{DOOR}/inside"
 SYSTEM = frozenset(("usr", "bin", "sbin", "lib", "lib64", "etc", "proc", "dev", "run", "sys"))
 """Folders of the root that are the image's, or the kernel's."""
 
@@ -26,18 +26,17 @@ def is_free(inside: str) -> bool:
     return path.is_absolute() and len(path.parts) > 1 and path.parts[1] not in SYSTEM
 
 
-def furnish(folder: Folder, made: TaskImage) -> None:
-    """Lay down what process 1 needs and what the image holds, and give the rest to the agent."""
+def furnish(folder: Folder) -> None:
+    """Lay down what process 1 needs, and give the rest to the agent."""
     folder.path.chmod(0o711)
     place = folder.path / "door"
     place.mkdir(mode=0o711)
-    for program in PROGRAMS:
-        shutil.copyfile(program, place / Path(program).name)
+    shutil.copyfile(program().path, place / Path(FIRST).name)
+    (place / Path(FIRST).name).chmod(0o755)
     (place / Path(PROXY).name).touch()  # where the proxy's socket is mounted
     agent = ids().agent
-    for path in (folder.workspace, folder.home, folder.tmp, *map(folder.further, folder.folders)):
+    for path in folder.places():
         os.chown(path, agent, agent if os.geteuid() == 0 else -1)
-    made.unpack(folder.workspace)
 
 
 def mounts(folder: Folder, workspace: str, needs: Needs, owner: Owner) -> list[dict[str, Any]]:
@@ -63,8 +62,8 @@ def _mount(outside: Path, inside: str, *, read_only: bool) -> dict[str, Any]:
     return {"type": "bind", "source": str(outside), "target": inside, "read_only": read_only}
 
 
-def prefix(python: str, needs: Needs, owner: Owner) -> tuple[str, ...]:
-    """What stands before a command: the forwarder, where there is a proxy that is dialled by its port."""
-    if owner.proxy_socket is None or needs.dials_socket:
-        return ()
-    return (python, "-I", "-S", f"{DOOR}/forwarder.py", str(owner.proxy_port), PROXY)
+def first(python: str, needs: Needs, owner: Owner) -> list[str]:
+    """The command line of process 1. It listens for the proxy where that is dialled by its port."""
+    forwarded = owner.proxy_socket is not None and not needs.dials_socket
+    own = [f"{DOOR}/{SOCKET}", *([str(owner.proxy_port), PROXY] if forwarded else [])]
+    return [*program().argv(FIRST, python), *own]

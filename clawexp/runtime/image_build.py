@@ -22,8 +22,7 @@ from clawexp.runtime import image
 from clawexp.runtime.containerfile import copied_from, reached, sources, substituted
 from clawexp.runtime.ids import ids
 from clawexp.runtime.podman_home import PodmanHome
-from clawexp.runtime.podman_service import to_the_end
-from clawexp.runtime.process import DRAIN_S, start
+from clawexp.runtime.process import DRAIN_S, start, to_the_end
 from clawexp.runtime.reaper import discard
 from clawexp.runtime.registry import full_name
 from clawexp.runtime.rootless import enclosed

@@ -12,9 +12,11 @@ from typing import Any
 from clawexp.component import component
 from clawexp.errors import RuntimeFault
 from clawexp.protocols import Placed
-from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task
+from clawexp.records import Command, Finished, Heard, Needs, Owner, Sandbox, Task
 from clawexp.runtime import leash
-from clawexp.runtime.folder import Folder, FolderSandbox, create
+from clawexp.runtime.folder import Folder, create
+from clawexp.runtime.folder_sandbox import FolderSandbox
+from clawexp.runtime.label import new_label, write_label
 from clawexp.runtime.process import supervise
 from clawexp.scratch import remove
 from clawexp.spec import Positive
@@ -27,16 +29,18 @@ class LocalSandbox(FolderSandbox):
 
     python = str(INTERPRETER)
 
-    def __init__(self, folder: Folder, facts: Mapping[str, Any]) -> None:
-        self.folder = folder
-        self.id = folder.path.name
+    def __init__(self, folder: Folder, files: Mapping[str, bytes], facts: Mapping[str, Any]) -> None:
+        super().__init__(folder, files)
         self.workspace = str(folder.workspace)
         self.home = str(folder.home)
         self.facts = facts
 
-    async def run(self, command: Command) -> Finished:
+    async def run(self, command: Command, heard: Heard | None = None) -> Finished:
         argv = (str(INTERPRETER), "-I", "-S", leash.__file__, str(os.getpid()), *command.argv)
-        return await supervise(argv, command, cwd=command.cwd or self.workspace)
+        return await supervise(argv, command, cwd=command.cwd or self.workspace, heard=heard)
+
+    async def stop(self) -> None:
+        """Nothing outlives its command but what left the command's process group, and nobody can find that."""
 
 
 @component
@@ -78,6 +82,7 @@ class Local:
         begun = time.monotonic()
         folder = create(owner, self.file_bytes)
         try:
+            write_label(folder.path, new_label(owner.run_id, owner.rollout_id, "local"))
             facts: dict[str, Any] = {
                 "runtime": "local",
                 "isolation": "none",
@@ -85,8 +90,8 @@ class Local:
                 "proxy_socket": str(owner.proxy_socket) if owner.proxy_socket else None,
                 "proxy_url": f"http://127.0.0.1:{owner.proxy_port}",
             }
-            sandbox = LocalSandbox(folder, facts)
-            await sandbox.put(task.files)
+            sandbox = LocalSandbox(folder, task.files, facts)
+            await sandbox.begin()
             facts["start_ms"] = round(1000 * (time.monotonic() - begun), 1)
             yield sandbox
         finally:

@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 import logging
 import os
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,26 +16,28 @@ from pydantic import Field
 from clawexp.component import component
 from clawexp.errors import RuntimeFault
 from clawexp.protocols import Placed, Runtime
-from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task
+from clawexp.records import Command, Finished, Heard, Needs, Owner, Sandbox, Task
 from clawexp.runtime import image
 from clawexp.runtime.cgroup import Limits, unlimited
 from clawexp.runtime.container import Container, container
-from clawexp.runtime.folder import Folder, FolderSandbox, create
-from clawexp.runtime.furnish import DOOR, HOME, PROXY, furnish, is_free, mounts, prefix
-from clawexp.runtime.ids import AGENT
+from clawexp.runtime.disk import DiskBound
+from clawexp.runtime.folder import Folder, create
+from clawexp.runtime.furnish import HOME, PROXY, first, furnish, is_free, mounts
+from clawexp.runtime.ids import AGENT, ids
 from clawexp.runtime.image_build import Building
+from clawexp.runtime.label import Label, new_label, write_label
+from clawexp.runtime.living import LivingSandbox
 from clawexp.runtime.podman_service import Service, service
+from clawexp.runtime.pool import Pool, pool
+from clawexp.runtime.process import to_the_end
 from clawexp.runtime.rootless import unavailable
 from clawexp.runtime.task_image import PYTHON_VERSION, WORKSPACE, TaskImage, base_image
 from clawexp.runtime.task_images import TaskImages
-from clawexp.scratch import remove, start_time
+from clawexp.scratch import remove
 from clawexp.spec import Positive, Seconds
 
 log = logging.getLogger(__name__)
 
-EXPIRES_S = 86_400
-"""From then on whoever goes by the labels may remove a container."""
-MAX_SIGNAL = 64
 FIXED: dict[str, Any] = {
     "hostname": "sandbox",
     "network_mode": "none",
@@ -50,29 +52,52 @@ FIXED: dict[str, Any] = {
 """What all containers have in common."""
 
 
-class PodmanSandbox(FolderSandbox):
+class PodmanSandbox(LivingSandbox):
     """A folder of the host, and a container that shows it."""
 
     home = HOME
 
     def __init__(
-        self, folder: Folder, made: TaskImage, prefix: Sequence[str], inside: Container, facts: Mapping[str, Any]
+        self, folder: Folder, label: Label, made: TaskImage, inside: Container, facts: Mapping[str, Any]
     ) -> None:
-        self.folder = folder
-        self.workspace = made.workspace
+        """`label`: of its container, which cannot be changed; its folder's own tells whose it is now."""
+        agent = ids().agent if os.geteuid() == 0 else None
+        super().__init__(folder, {}, made.workspace, inside.life, inside.disk, inside.group, agent)
         self.python = made.python
-        self.id = folder.path.name
         self.facts = facts
+        self._label = label
         self._image = made
-        self._prefix = prefix
-        self._inside = inside
+        self.outlasts_stop = made.is_read_only
 
-    async def run(self, command: Command) -> Finished:
-        command = dataclasses.replace(command, env=self._image.programs_env(command.env))
-        done = await self._inside.run(command, (*self._prefix, *command.argv), command.cwd or self.workspace)
-        # The forwarder tells a signal as a shell does.
-        told = self._prefix and 128 < done.code <= 128 + MAX_SIGNAL
-        return dataclasses.replace(done, code=128 - done.code) if told else done
+    def lend(self, rollout_id: str) -> None:
+        """Write down whose it is, until when."""
+        own = self._label
+        lent = new_label(own.run, rollout_id, own.runtime)
+        write_label(self.folder.path, replace(lent, podman=own.podman, container=own.container))
+
+    def keep(self) -> None:
+        """Write down that it waits for somebody."""
+        write_label(self.folder.path, replace(self._label, expires=None))
+
+    async def snapshot(self) -> str:
+        _refuse(self._unkept())
+        return await super().snapshot()
+
+    async def reset(self, to: str | None = None) -> None:
+        _refuse(self._unkept())
+        await super().reset(to)
+
+    def _unkept(self) -> str | None:
+        if self._image.is_read_only:
+            return None
+        return f"sandbox {self.id} is of a task's own image, whose folders may have changed and are not kept or reset"
+
+    async def begin(self) -> None:
+        await asyncio.to_thread(self._image.unpack, self.folder.workspace)
+        await super().begin()
+
+    async def run(self, command: Command, heard: Heard | None = None) -> Finished:
+        return await super().run(replace(command, env=self._image.programs_env(command.env)), heard)
 
 
 @component
@@ -87,7 +112,13 @@ class Podman:
     """Of all programs of a sandbox together."""
     pids: Positive
     """Processes and threads at once."""
+    disk_mb: Positive
+    """Written to its folders: a program that passes it is ended."""
 
+    warm: Annotated[int, Field(ge=0)]
+    """Sandboxes that may be kept ready for the next rollouts; 0: each is made for its rollout and then removed."""
+    creators: Positive
+    """Sandboxes that are made, made as new or removed at once, where some are kept ready."""
     require_limits: bool
     """Refuse to run where not all of these limits can be set."""
     base: str | None
@@ -156,7 +187,8 @@ class Podman:
             [image.store(), *sorted(stores - {image.store()})], [image.cache().parent, *folders]
         ) as alive:
             opened = OpenPodman(self, alive, images)
-            yield opened
+            async with opened.keeping_warm():
+                yield opened
             log.info("%d containers left", len(await opened.labels()))
 
     @contextlib.asynccontextmanager
@@ -177,6 +209,19 @@ class OpenPodman:
         self._images = images
         self._limits = Limits(memory_mb=options.memory_mb, cpus=options.cpus, pids=options.pids)
         self._numbers = itertools.count()
+        self._pool: Pool[_Kind, PodmanSandbox] | None = None
+        self._live: set[str] = set()
+
+    @contextlib.asynccontextmanager
+    async def keeping_warm(self) -> AsyncIterator[None]:
+        """With a pool while the context lasts, where the options want one."""
+        if self._options.warm == 0:
+            yield
+            return
+        most, creators = self._options.warm, self._options.creators
+        async with pool(self._warm, _renewed, most=most, creators=creators) as self._pool:
+            yield
+            log.info("sandboxes: %s", ", ".join(f"{count} {what}" for what, count in self._pool.counts.items()))
 
     async def labels(self) -> list[dict[str, str]]:
         """Of every container that there is, in whatever state."""
@@ -187,20 +232,57 @@ class OpenPodman:
     async def sandbox(self, task: Task, needs: Needs, owner: Owner) -> AsyncIterator[Sandbox]:
         _refuse(self._options.refuses(task))
         begun = time.monotonic()
-        made = self._image(task)
-        folder = create(owner, self._options.file_bytes, task.folders)
+        kind = _Kind.of(task, self._image(task), needs, owner)
+        if self._pool is None:
+            async with self._made(kind, owner.rollout_id) as sandbox:
+                yield await self._begun(sandbox, task, owner, begun)
+            return
+        if owner.rollout_id in self._live:
+            raise RuntimeFault(f"{owner.rollout_id}: a live sandbox has this name already; rollout ids must be unique")
+        self._live.add(owner.rollout_id)
         try:
-            await asyncio.to_thread(furnish, folder, made)
-            options = {**FIXED, **_of_image(made), "labels": _labels(owner)}
+            async with self._pool.leased(kind) as sandbox:
+                yield await self._begun(sandbox, task, owner, begun)
+        finally:
+            self._live.discard(owner.rollout_id)
+
+    async def _begun(self, sandbox: PodmanSandbox, task: Task, owner: Owner, begun: float) -> PodmanSandbox:
+        sandbox.lend(owner.rollout_id)
+        await sandbox.begin_with(owner.rollout_id, task.files)
+        sandbox.facts = {**sandbox.facts, "start_ms": round(1000 * (time.monotonic() - begun), 1)}
+        return sandbox
+
+    @contextlib.asynccontextmanager
+    async def _warm(self, kind: "_Kind") -> AsyncIterator[PodmanSandbox]:
+        async with self._made(kind, f"warm-{next(self._numbers)}") as sandbox:
+            await sandbox.ready()
+            sandbox.keep()
+            yield sandbox
+
+    @contextlib.asynccontextmanager
+    async def _made(self, kind: "_Kind", name: str) -> AsyncIterator[PodmanSandbox]:
+        owner, needs, made = replace(kind.owner, rollout_id=name), kind.needs(), kind.image
+        folder = create(owner, self._options.file_bytes, kind.folders)
+        called = f"sandbox-{next(self._numbers)}"
+        label = new_label(owner.run_id, owner.rollout_id, "podman")
+        label = replace(label, podman=str(self._service.socket), container=called)
+        try:
+            write_label(folder.path, label)
+            await asyncio.to_thread(furnish, folder)
+            options = {**FIXED, **_of_image(made), "labels": label.labels()}
+            options["seccomp_profile_path"] = str(self._service.seccomp)
+            # Not as the command: an image may have an entry point of its own.
+            options["entrypoint"] = first(made.python, needs, owner)
             options["mounts"] = mounts(folder, made.workspace, needs, owner)
-            name = f"sandbox-{next(self._numbers)}"
-            async with container(self._service, name, folder.path / "door", self._limits, options) as inside:
+            disk = DiskBound(folder=folder.path, size=self._options.disk_mb << 20)
+            async with container(self._service, called, folder.path / "door", self._limits, disk, options) as inside:
                 facts = _facts(owner, inside, made)
                 _refuse(self._options.require_limits and _unenforced(facts))
-                sandbox = PodmanSandbox(folder, made, prefix(made.python, needs, owner), inside, facts)
-                await sandbox.put(task.files)
-                facts["start_ms"] = round(1000 * (time.monotonic() - begun), 1)
-                yield sandbox
+                sandbox = PodmanSandbox(folder, label, made, inside, facts)
+                try:
+                    yield sandbox
+                finally:
+                    await to_the_end(sandbox.end())
         finally:
             await asyncio.shield(asyncio.to_thread(remove, folder.path))
 
@@ -215,36 +297,62 @@ class OpenPodman:
         return made
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Kind:
+    """All that a sandbox is made of but its task: those that agree in it can take each other's place."""
+
+    store: Path
+    workspace: str
+    image: TaskImage = field(compare=False)
+    folders: tuple[str, ...]
+    mounts: tuple[tuple[str, str], ...]
+    dials_socket: bool
+    owner: Owner
+    """Of no rollout."""
+
+    @classmethod
+    def of(cls, task: Task, made: TaskImage, needs: Needs, owner: Owner) -> "_Kind":
+        mounts = (*needs.mounts.items(),)
+        return cls(
+            store=made.store,
+            workspace=made.workspace,
+            image=made,
+            folders=task.folders,
+            mounts=mounts,
+            dials_socket=needs.dials_socket,
+            owner=replace(owner, rollout_id=""),
+        )
+
+    def needs(self) -> Needs:
+        return Needs(mounts=dict(self.mounts), dials_socket=self.dials_socket)
+
+
 def _refuse(reason: str | Literal[False] | None) -> None:
     if reason:
         raise RuntimeFault(reason)
+
+
+async def _renewed(sandbox: PodmanSandbox) -> bool:
+    if not sandbox.outlasts_stop:
+        return False
+    await sandbox.renew()
+    await sandbox.ready()
+    sandbox.keep()
+    return True
 
 
 def _of_image(made: TaskImage) -> dict[str, Any]:
     """A container's options that depend on its image."""
     return {
         "image": made.name,
-        # Not as the command: an image may have an entry point of its own.
-        "entrypoint": [made.python, "-I", "-S", f"{DOOR}/door.py", f"{DOOR}/door.sock"],
         # What a task's Dockerfile left writable for its user is the task's own, and goes with the container.
-        "read_only": made.name == image.NAME,
+        "read_only": made.is_read_only,
     }
 
 
 def _unenforced(facts: Mapping[str, Any]) -> str | None:
     missing = facts["limits_missing"]
     return f"no limit on {', '.join(missing)} is in force, and runtime.require_limits asks for it" if missing else None
-
-
-def _labels(owner: Owner) -> dict[str, str]:
-    """For whoever looks at the containers: whose they are, and how long."""
-    pid = os.getpid()
-    return {
-        "clawexp.run": owner.run_id,
-        "clawexp.rollout": owner.rollout_id,
-        "clawexp.owner": f"{pid}:{start_time(pid)}",
-        "clawexp.expires": str(int(time.time()) + EXPIRES_S),
-    }
 
 
 def _facts(owner: Owner, inside: Container, made: TaskImage) -> dict[str, Any]:
@@ -254,7 +362,7 @@ def _facts(owner: Owner, inside: Container, made: TaskImage) -> dict[str, Any]:
         "isolation": "container",
         "image": made.store.name,
         "base": made.base,
-        "limits": inside.group.in_force,
+        "limits": {**inside.group.in_force, "disk_mb": inside.disk.size >> 20},
         "limits_missing": inside.group.missing,
         "network": "proxy" if proxied else "none",
         "proxy_socket": PROXY if proxied else None,

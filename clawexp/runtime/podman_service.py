@@ -5,15 +5,16 @@ Containers are its descendants in a process namespace: with the service, or with
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import signal
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from podman import PodmanClient
 
@@ -21,9 +22,10 @@ from clawexp.errors import RuntimeFault
 from clawexp.records import Command
 from clawexp.runtime.cgroup import divided
 from clawexp.runtime.podman_home import PodmanHome
-from clawexp.runtime.process import Running, start
+from clawexp.runtime.process import Running, start, to_the_end
 from clawexp.runtime.reaper import discard
 from clawexp.runtime.rootless import enclosed
+from clawexp.runtime.seccomp import PROFILES, profile
 from clawexp.scratch import scratch_folder
 
 log = logging.getLogger(__name__)
@@ -48,9 +50,13 @@ class Service:
     """A live podman."""
 
     client: PodmanClient
+    socket: Path
+    """Where it listens."""
     running: Running
     groups: list[Path]
     """Control groups below which sandboxes may have theirs; empty where there is none to be had."""
+    seccomp: Path
+    """Profile of the system calls that a sandbox may make."""
 
     async def call(self, what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Make one request, to its end even when cancelled: a container half made would be nobody's.
@@ -62,16 +68,6 @@ class Service:
         except OSError as error:  # of requests, and podman-py's own that derive from them
             said = self.running.stderr.kept()[-TAIL:].decode(errors="replace").strip()
             raise RuntimeFault(f"podman could not {what}: {error}" + (f"; it says: {said}" if said else "")) from error
-
-
-async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. A cancellation that comes meanwhile goes on when it is done."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
 
 
 @contextlib.asynccontextmanager
@@ -98,12 +94,27 @@ async def service(images: Sequence[Path], shown: Sequence[Path]) -> AsyncIterato
             listener.close()  # so that its end is the end of all connections
             client = PodmanClient(base_url=f"unix://{folder / 'socket'}", timeout=CALL_S, max_pool_size=CONNECTIONS)
             stack.callback(client.close)
-            alive = Service(client=client, running=running, groups=groups)
+            alive = Service(
+                client=client, socket=folder / "socket", running=running, groups=groups, seccomp=_profile(folder)
+            )
             try:
                 await _answers(running, waiting)
                 yield alive
             finally:
                 await to_the_end(_stop(running))
+
+
+def _profile(folder: Path) -> Path:
+    """Write it down. Raises RuntimeFault where podman has none of its own to begin with."""
+    own = next((path for path in PROFILES if path.exists()), None)
+    if own is None:
+        raise RuntimeFault(
+            f"podman has no {' or '.join(map(str, PROFILES))}; install the package containers-common, "
+            "on Debian golang-github-containers-common"
+        )
+    written = folder / "seccomp.json"
+    written.write_text(json.dumps(profile(json.loads(own.read_text()))))
+    return written
 
 
 @contextlib.contextmanager

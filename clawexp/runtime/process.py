@@ -2,17 +2,22 @@
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from clawexp.errors import RuntimeFault
-from clawexp.records import Command, Finished
+from clawexp.records import Command, Finished, Heard
 
+T = TypeVar("T")
+
+STREAMS: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
 DRAIN_S = 2.0
 """How long output may still arrive from a pipe that somebody else keeps open after the program's end."""
 LOOK_S = 0.005
@@ -21,14 +26,17 @@ DEATH_S = 10.0
 
 
 class Tail(asyncio.Protocol):
-    """The last `size` bytes of a stream."""
+    """The last `size` bytes of a stream. `heard` is called with all of it as it comes."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, heard: Callable[[bytes], object] | None = None) -> None:
         self.size = size
+        self.heard = heard
         self.buffer = bytearray()
         self.ended = asyncio.get_running_loop().create_future()
 
     def data_received(self, data: bytes) -> None:
+        if self.heard is not None:
+            self.heard(data)
         self.buffer += data
         if len(self.buffer) > 2 * self.size:
             del self.buffer[: -self.size]
@@ -62,6 +70,16 @@ class Running:
         return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. A cancellation that comes meanwhile goes on when it is done."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait({task})
+        raise
+
+
 async def readable(descriptor: int) -> None:
     """Return when a descriptor can be read; for a pidfd that is the end of its process."""
     loop = asyncio.get_running_loop()
@@ -75,7 +93,12 @@ async def readable(descriptor: int) -> None:
 
 @contextlib.asynccontextmanager
 async def start(
-    argv: Sequence[str], command: Command, *, cwd: str | None, pass_fds: Sequence[int] = ()
+    argv: Sequence[str],
+    command: Command,
+    *,
+    cwd: str | None,
+    pass_fds: Sequence[int] = (),
+    heard: Heard | None = None,
 ) -> AsyncIterator[Running]:
     """Run `argv` with the command's input and environment. On leaving, its group is killed, it is reaped."""
     child = _spawn(argv, command, cwd, pass_fds)
@@ -84,8 +107,10 @@ async def start(
     try:
         loop = asyncio.get_running_loop()
         tails = []
-        for pipe in (child.stdout, child.stderr):
-            transport, tail = await loop.connect_read_pipe(lambda: Tail(command.output_bytes), pipe)
+        for name, pipe in zip(STREAMS, (child.stdout, child.stderr), strict=True):
+            told = functools.partial(heard, name) if heard else None
+            made = functools.partial(Tail, command.output_bytes, told)
+            transport, tail = await loop.connect_read_pipe(made, pipe)
             pipes.append(transport)
             tails.append(tail)
         yield Running(pid=child.pid, pidfd=pidfd, stdout=tails[0], stderr=tails[1])
@@ -173,29 +198,19 @@ def source(data: bytes) -> Iterator[int]:
         os.close(descriptor)
 
 
-async def nothing(running: Running) -> None:
-    """Nothing is to be done before the program goes on."""
-
-
 async def supervise(
     argv: Sequence[str],
     command: Command,
     *,
     cwd: str | None,
-    pass_fds: Sequence[int] = (),
-    admit: Callable[[Running], Awaitable[object]] = nothing,
+    heard: Heard | None = None,
 ) -> Finished:
-    """Run to the end or to the timeout.
-
-    `admit` is called once the program has started, within the timeout. When this returns, is cancelled or
-    raises, the program and its group are gone.
-    """
+    """Run to the end or to the timeout. When this returns, is cancelled or raises, program and group are gone."""
     begun = time.monotonic()
     timed_out = False
-    async with start(argv, command, cwd=cwd, pass_fds=pass_fds) as running:
+    async with start(argv, command, cwd=cwd, heard=heard) as running:
         try:
             async with asyncio.timeout(command.timeout_s):
-                await admit(running)
                 await running.ended()
         except TimeoutError:
             timed_out = True

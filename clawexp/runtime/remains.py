@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clawexp.runtime.cgroup import own_groups
-from clawexp.scratch import scratch_root
+from clawexp.scratch import entries, scratch_root
 
 log = logging.getLogger(__name__)
 
 SEEN = ("cmdline", "environ", "mountinfo")
 """What tells of a process that it belongs to a sandbox: the folder's path stands there."""
+CONTAINERS = "state/storage/overlay-containers"
+"""Of a podman's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,46 +39,41 @@ class Remains:
 
 
 @contextlib.contextmanager
-def telling_remains(sockets: Path | None = None) -> Iterator[None]:
-    """Around a whole run: one line on stderr when it is over, however; a warning where something is left.
-
-    `sockets`: the model boundary's, where they lie in a folder that stays.
-    """
+def telling_remains() -> Iterator[None]:
+    """Around a whole run: one line on stderr when it is over, however; a warning where something is left."""
     try:
         yield
     finally:
-        left = remains(sockets)
+        left = remains()
         if any(dataclasses.asdict(left).values()):
             log.warning("left of this run: %s; when this process has ended: python -m clawexp reap", left)
         else:
             sys.stderr.write(f"left of this run: {left}\n")
 
 
-def remains(sockets: Path | None = None) -> Remains:
+def remains() -> Remains:
     """Count now, when all contexts of the run have ended."""
-    folders = [*scratch_root().glob(f"*-{os.getpid()}-*"), *([sockets] if sockets and sockets.exists() else [])]
-    names = [
-        f"{re.escape(f'{scratch_root()}/')}[a-z]+-{os.getpid()}-",
-        *([re.escape(f"{sockets}/")] if sockets else []),
-    ]
-    mine = re.compile("|".join(names).encode())
+    folders = [path for path in entries(scratch_root()) if f"-{os.getpid()}-" in path.name]
+    mine = re.compile(os.fsencode(f"{re.escape(f'{scratch_root()}/')}[a-z]+-{os.getpid()}-"))
     bound = {line.rpartition(b" ")[2] for line in Path("/proc/net/unix").read_bytes().splitlines() if mine.search(line)}
-    bound |= {os.fsencode(path) for folder in folders for path in folder.rglob("*") if _is_socket(path)}
-    groups = (group for parent in own_groups().values() for group in parent.glob(f"clawexp-*-{os.getpid()}-*"))
+    bound |= {os.fsencode(path) for folder in folders for path in _sockets(folder)}
+    groups = (group.name for parent in own_groups().values() for group in entries(parent))
     return Remains(
-        containers=sum(len([*folder.glob("state/storage/overlay-containers/*/")]) for folder in folders),
+        containers=sum(path.is_dir() for folder in folders for path in entries(folder / CONTAINERS)),
         processes=len([*_processes(mine)]),
         mounts=len(mine.findall(Path("/proc/self/mountinfo").read_bytes())),
-        cgroups=len([*groups]),
+        cgroups=sum(name.startswith("clawexp-") and f"-{os.getpid()}-" in name for name in groups),
         sockets=len(bound),
         folders=len(folders),
     )
 
 
-def _is_socket(path: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return stat.S_ISSOCK(path.lstat().st_mode)
-    return False
+def _sockets(folder: Path) -> Iterator[Path]:
+    for parent, _, names in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            with contextlib.suppress(OSError):  # it may be gone by now
+                if stat.S_ISSOCK(path.lstat().st_mode):
+                    yield path
 
 
 def _processes(mine: re.Pattern[bytes]) -> Iterator[int]:

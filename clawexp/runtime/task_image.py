@@ -81,6 +81,11 @@ class TaskImage:
     """What its ENV lines say, and those of what it starts from."""
 
     @property
+    def is_read_only(self) -> bool:
+        """Nobody inside writes to it. What a task's Dockerfile left writable for its user is the task's own."""
+        return self.name == image.NAME
+
+    @property
     def packed(self) -> Path:
         """A tar of what it holds in the workspace; the base image has none."""
         return self.store / "workspace.tar"

@@ -46,7 +46,7 @@ async def killed(engine: StubEngine, checkpoint: Path, folder: Path) -> None:
 async def test_kill_9_of_the_process_leaves_the_journal_whole_and_says_what_happened(
     tokenizer: Tokenizer, checkpoint: Path, tmp_path: Path
 ) -> None:
-    # So deep that the socket must lie elsewhere.
+    # Deeper than the path of a socket may be.
     folder = tmp_path / ("deep" * 20)
     async with serve_stub(tokenizer) as engine:
         with pytest.raises(CaptureError, match=r"the capture process died \(exit status -9\).*capture\.log"):

@@ -79,15 +79,16 @@ def test_help_is_printed_and_nothing_else_done(words: list[str], command_line: R
 def test_a_verb_that_nobody_knows_is_refused_with_the_known_ones(command_line: Run) -> None:
     done = command_line("trian", "steps=1")
     assert (done.returncode, done.stdout) == (2, "")
-    verbs = "train, eval, doctor, prepare, replay, jobs, reap"
+    verbs = "train, eval, doctor, prepare, replay, jobs, ps, reap"
     assert done.stderr == f"clawexp: trian: no such verb. Choose one of {verbs}\n"
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["doctor", "x"], "doctor takes no arguments"),
+        (["doctor", "x"], "doctor takes no arguments, or runtime=podman"),
         (["reap", "x"], "reap takes no arguments"),
+        (["ps", "x"], "ps takes no arguments"),
         (["prepare"], "prepare takes overrides"),
         (["prepare", "harness=opencalw"], "did you mean openclaw?"),
         (["replay"], "replay takes the folder of one run"),

@@ -64,7 +64,9 @@ def attempted(tmp_path: Path) -> Attempted:
     ) -> Attempt:
         task = Task(id="t", instruction=instruction, files={"a.conf": b"x = 4\n"}, grader=AnyGrader(), split="train")
         owner = Owner(run_id="run", rollout_id="r", root=tmp_path / "b", proxy_socket=model.socket, proxy_port=8089)
-        runtime = runtime or Bubblewrap(file_bytes=100_000)
+        runtime = runtime or Bubblewrap(
+            file_bytes=100_000, memory_mb=4000, cpus=2.0, pids=1000, disk_mb=4000, require_limits=False
+        )
         async with runtime.sandbox(task, harness.needs(), owner) as sandbox:
             link = Link(
                 url=sandbox.facts["proxy_url"],

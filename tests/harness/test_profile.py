@@ -59,7 +59,9 @@ def profile(**changes: Any) -> Profile:
 async def launched(harness: Profile, tmp_path: Path, instruction: str = "Do it.") -> Launch:
     task = Task(id="t", instruction=instruction, files={}, grader=AnyGrader(), split="train")
     owner = Owner(run_id="run", rollout_id="r", root=tmp_path / "b", proxy_socket=None, proxy_port=8089)
-    async with Bubblewrap(file_bytes=1000).sandbox(task, Needs(), owner) as sandbox:
+    async with Bubblewrap(
+        file_bytes=1000, memory_mb=4000, cpus=2.0, pids=1000, disk_mb=4000, require_limits=False
+    ).sandbox(task, Needs(), owner) as sandbox:
         return harness.launch(task, LINK, sandbox)
 
 

@@ -8,7 +8,9 @@ from clawexp.runtime import auto, bubblewrap
 from clawexp.runtime.auto import Auto
 
 Owners = Callable[..., Owner]
-RUNTIME = Auto(file_bytes=1000, allow_unsafe=False)
+RUNTIME = Auto(
+    file_bytes=1000, memory_mb=1000, cpus=2.0, pids=200, disk_mb=500, require_limits=False, allow_unsafe=False
+)
 
 
 async def test_bubblewrap_is_chosen_where_it_works(task: Task, owner: Owners):

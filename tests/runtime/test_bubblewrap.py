@@ -14,7 +14,7 @@ from clawexp.errors import RuntimeFault
 from clawexp.records import Command, Finished, Image, Needs, Owner, Sandbox, Task
 from clawexp.runtime.bubblewrap import Bubblewrap, unavailable
 
-RUNTIME = Bubblewrap(file_bytes=100_000)
+RUNTIME = Bubblewrap(file_bytes=100_000, memory_mb=1000, cpus=2.0, pids=200, disk_mb=500, require_limits=False)
 PYTHON = str(Path(sys.executable).resolve())
 Owners = Callable[..., Owner]
 Processes = Callable[[str], list[int]]
@@ -69,6 +69,62 @@ async def test_input_reaches_the_command_and_only_the_last_output_is_kept(task: 
     async with RUNTIME.sandbox(task, Needs(), owner()) as sandbox:
         done = await sandbox.run(Command(argv=("cat",), stdin=b"x" * 3_000_000 + b"end", output_bytes=1000))
         assert (len(done.stdout), done.stdout[-4:]) == (1000, b"xend")
+
+
+async def test_output_is_heard_as_it_comes(task: Task, owner: Owners):
+    heard: list[tuple[str, bytes]] = []
+    async with RUNTIME.sandbox(task, Needs(), owner()) as sandbox:
+
+        def hear(stream: str, data: bytes) -> None:
+            heard.append((stream, data))
+            sandbox.folder.put(f"go{len(heard)}", b"")  # pyright: ignore[reportAttributeAccessIssue]
+
+        wait = "while [ ! -e go{} ]; do sleep 0.01; done"
+        done = await sandbox.run(shell(f"echo a; {wait.format(1)}; echo b >&2; {wait.format(2)}; echo c"), hear)
+        assert heard == [("stdout", b"a\n"), ("stderr", b"b\n"), ("stdout", b"c\n")]
+        assert (done.stdout, done.stderr) == (b"a\nc\n", b"b\n")
+
+
+async def test_commands_share_a_life_until_it_is_stopped(task: Task, owner: Owners):
+    async with RUNTIME.sandbox(task, Needs(), owner()) as sandbox:
+        birth = "cut -d ' ' -f 22 /proc/1/stat"  # the number of a namespace is given again
+        births = [(await ran(sandbox, birth)).stdout for _ in range(2)]
+        assert births[0] == births[1]
+        await ran(sandbox, "echo x > /dev/shm/left; echo kept > kept")
+        await sandbox.stop()
+        done = await ran(sandbox, f"{birth}; ls /dev/shm >&2; cat kept >&2")
+        assert done.stdout != births[0]
+        assert done.stderr == b"kept\n"
+
+
+HAVOC = """
+    rm -r data; echo more > more; mkdir -p d/e; mkfifo d/pipe; ln -s / d/root; echo x > ~/x; echo y > /tmp/y
+    chmod 0 d/e; chmod 700 .; echo z > .hidden
+"""
+
+
+async def test_a_reset_brings_back_the_beginning(task: Task, owner: Owners):
+    async with RUNTIME.sandbox(task, Needs(), owner()) as sandbox:
+        assert (await ran(sandbox, f"HOME=/home/agent; {HAVOC}")).code == 0
+        await sandbox.reset()
+        assert await sandbox.files() == {"data/a.txt": 5}
+        done = await ran(sandbox, "ls -A . /home/agent /tmp; stat -c %a . /tmp")
+        assert done.stdout.decode().split() == [".:", "data", "/home/agent:", "/tmp:", "755", "755"]
+
+
+async def test_a_reset_brings_back_a_snapshot_as_often_as_asked(task: Task, owner: Owners):
+    async with RUNTIME.sandbox(task, Needs(), owner()) as sandbox:
+        await ran(sandbox, "echo one > one; ln -s one link; chmod 600 one; echo h > /home/agent/h; mkdir empty")
+        kept = await sandbox.snapshot()
+        for _ in range(2):
+            await ran(sandbox, f"HOME=/home/agent; rm -r one empty; {HAVOC}")
+            await sandbox.reset(kept)
+            assert await sandbox.files() == {"data/a.txt": 5, "one": 4}
+            done = await ran(sandbox, "stat -c %a one; cat link; ls -A . /home/agent /tmp")
+            expected = ["600", "one", ".:", "data", "empty", "link", "one", "/home/agent:", "h", "/tmp:"]
+            assert done.stdout.decode().split() == expected
+        with pytest.raises(RuntimeFault, match="no snapshot 'another'"):
+            await sandbox.reset("another")
 
 
 async def test_exit_statuses_and_signals_are_told(task: Task, owner: Owners):
@@ -265,7 +321,8 @@ from clawexp.runtime.bubblewrap import Bubblewrap
 async def main():
     task = Task(id="t", instruction="", files={}, grader=None, split="train")
     owner = Owner(run_id="run", rollout_id="r", root=Path(sys.argv[1]), proxy_socket=None, proxy_port=1)
-    async with Bubblewrap(file_bytes=1).sandbox(task, Needs(), owner) as sandbox:
+    options = {"memory_mb": 1000, "cpus": 2.0, "pids": 200, "disk_mb": 500, "require_limits": False}
+    async with Bubblewrap(file_bytes=1, **options).sandbox(task, Needs(), owner) as sandbox:
         await sandbox.run(Command(argv=("sh", "-c", "echo > ready; setsid sleep 543210 & sleep 543211"), timeout_s=99))
 
 asyncio.run(main())

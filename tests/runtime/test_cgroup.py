@@ -52,7 +52,7 @@ def test_without_groups_nothing_is_in_force() -> None:
     group.admit(os.getpid())
     assert group.in_force == {}
     assert group.missing == ["memory_mb", "cpus", "pids"]
-    assert group.memory_kills() == 0
+    assert group.told(group.shortages()) == b""
     group.remove()
 
 

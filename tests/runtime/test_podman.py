@@ -1,12 +1,13 @@
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from clawexp.run_folder import RunFolder
 from clawexp.runtime import cgroup, image
 from clawexp.runtime.cgroup import own_groups
 from clawexp.runtime.podman import OpenPodman, Podman
-from clawexp.runtime.reaper import discard, sweep
+from clawexp.runtime.reaper import discard, sweep, sweep_expired
 from clawexp.runtime.task_image import wanted
 from clawexp.scratch import scratch_root
 
@@ -31,6 +32,9 @@ OPTIONS = Podman(
     memory_mb=100,
     cpus=1.0,
     pids=40,
+    disk_mb=500,
+    warm=0,
+    creators=2,
     require_limits=False,
     base="package:base",
     build_network="none",
@@ -144,6 +148,54 @@ async def test_exit_statuses_and_signals_are_told(box: Boxes) -> None:
         with pytest.raises(RuntimeFault, match="/nowhere"):
             await sandbox.run(Command(argv=("true",), cwd="/nowhere"))
         assert (await ran(sandbox, "true")).code == 0
+
+
+async def test_output_is_heard_as_it_comes(box: Boxes) -> None:
+    heard: list[tuple[str, bytes]] = []
+    async with box() as sandbox:
+
+        def hear(stream: str, data: bytes) -> None:
+            heard.append((stream, data))
+            sandbox.folder.put(f"go{len(heard)}", b"")  # pyright: ignore[reportAttributeAccessIssue]
+
+        done = await sandbox.run(shell("echo a; until [ -e go1 ]; do sleep 0.02; done; echo b >&2"), hear)
+        assert heard == [("stdout", b"a\n"), ("stderr", b"b\n")]
+        assert (done.stdout, done.stderr) == (b"a\n", b"b\n")
+
+
+BIRTH = "cut -d ' ' -f 22 /proc/1/stat"
+"""Tells one life from another; the number of a namespace is given again."""
+
+
+@pytest.mark.parametrize(
+    ("left", "goes_on"),
+    [
+        ("setsid sleep 345678 >/dev/null 2>&1 &", True),
+        ("echo x > /dev/shm/x", False),
+        ("python3 -c 'import resource; resource.prlimit(1, resource.RLIMIT_FSIZE, (9, 9))'", False),
+        ("renice -n 5 1", False),
+    ],
+)
+async def test_a_life_goes_on_after_a_stop_only_where_it_is_as_it_began(box: Boxes, left: str, goes_on: bool) -> None:
+    async with box() as sandbox:
+        tell = f"{BIRTH}; ulimit -f; ps -o ni= 1; ls /dev/shm"
+        birth, *conditions = (await ran(sandbox, f"{tell}; {left}")).stdout.split()[:3]
+        await sandbox.stop()
+        later_birth, *later = (await ran(sandbox, tell)).stdout.split()
+        assert later == conditions
+        assert (later_birth == birth) is goes_on
+
+
+async def test_a_reset_brings_back_the_beginning_and_a_snapshot_what_it_holds(box: Boxes) -> None:
+    havoc = "rm -rf data; echo x > ~/x; echo y > /tmp/y; mkdir -p d/e; chmod 0 d/e; ln -s / d/root; mkfifo pipe"
+    async with box() as sandbox:
+        await ran(sandbox, "echo one > one; chmod 600 one; ln -s one link")
+        kept = await sandbox.snapshot()
+        for to, listed in ((kept, {"data/a.txt": 5, "one": 4}), (None, {"data/a.txt": 5})):
+            assert (await ran(sandbox, f"HOME=/home/agent; {havoc}")).code == 0
+            await sandbox.reset(to)
+            assert await sandbox.files() == listed
+            assert (await ran(sandbox, "ls -A ~agent /tmp; echo 1 >> one; cat data/a.txt")).stdout.endswith(b"alpha")
 
 
 async def test_a_long_command_line_and_environment_arrive_whole(box: Boxes) -> None:
@@ -291,7 +343,8 @@ async def test_cancelling_while_a_sandbox_is_made_leaves_none(
 async def test_limits_are_what_the_facts_say(box: Boxes) -> None:
     async with box() as sandbox:
         expected = {"memory": ("memory_mb", 100), "cpu": ("cpus", 1.0), "pids": ("pids", 40)}
-        assert sandbox.facts["limits"] == dict(expected[controller] for controller in own_groups())
+        in_force = dict(expected[controller] for controller in own_groups())
+        assert sandbox.facts["limits"] == {**in_force, "disk_mb": 500}
         lacking = {name for controller, (name, _) in expected.items() if controller not in own_groups()}
         assert set(sandbox.facts["limits_missing"]) == lacking
         if "memory" in own_groups():
@@ -312,6 +365,31 @@ except BlockingIOError:
     print(made)
 """
             assert 20 <= int((await sandbox.run(python(script))).stdout) <= 40
+
+
+async def test_a_container_whose_time_is_over_is_removed_though_its_driver_lives(
+    box: Boxes, place: tuple[OpenPodman, Path], processes: Processes
+) -> None:
+    podman, folder = place
+    async with box("old") as sandbox, box("new") as other:
+        await other.run(Command(argv=("true",)))
+        label = json.loads((folder / "boxes/old/label.json").read_text())
+        (folder / "boxes/old/label.json").write_text(json.dumps({**label, "expires": 1}))
+        async with asyncio.TaskGroup() as group:
+            at_work = group.create_task(_outcome(ran(sandbox, "sleep 456789", timeout_s=300)))
+            await until(lambda: processes("456789") != [])
+            assert await asyncio.to_thread(sweep_expired, folder) == 1
+        assert "process 1 of the sandbox died" in at_work.result()
+        assert [each["clawexp.rollout"] for each in await podman.labels()] == ["new"]
+        assert [path.name for path in (folder / "boxes").iterdir()] == ["new"]
+        assert (await ran(other, "echo alive")).stdout == b"alive\n"
+
+
+async def _outcome(work: Awaitable[Finished]) -> str:
+    try:
+        return str(await work)
+    except RuntimeFault as fault:
+        return str(fault)
 
 
 async def test_many_at_once(box: Boxes) -> None:
@@ -406,6 +484,32 @@ async def test_a_task_is_tried_in_its_own_image(place: tuple[OpenPodman, Path], 
         assert (await ran(sandbox, "echo 1 > /data/x && echo 2 > note.txt && cat /data/x")).stdout == b"1\n"
         assert (await ran(sandbox, "cat /data/x; touch /usr/x")).stdout == b"1\n", "it stays from command to command"
         assert await sandbox.get("note.txt") == b"2\n"
+        with pytest.raises(RuntimeFault, match="not kept or reset"):
+            await sandbox.snapshot()
+
+
+async def test_a_rollout_gets_the_sandbox_of_an_earlier_one_and_nothing_of_what_that_left(
+    place: tuple[OpenPodman, Path], task: Task, owner: Owners
+) -> None:
+    async with replace(OPTIONS, warm=2).open([place[1]], []) as podman:
+        assert isinstance(podman, OpenPodman)
+
+        async def tried(rollout_id: str, script: str) -> tuple[Sandbox, Finished]:
+            mine = replace(owner(rollout_id), root=place[1] / "boxes")
+            async with podman.sandbox(task, Needs(), mine) as sandbox:
+                assert sandbox.id == rollout_id
+                done = await ran(sandbox, f"HOME=/home/agent; ls -A . ~ /tmp /dev/shm; {script}")
+            await until(lambda: podman._pool is not None and not podman._pool._tasks)
+            return sandbox, done
+
+        first, clean = await tried("r1", "echo x > ~/x; echo y > /tmp/y; echo z > z; setsid sleep 456789 &")
+        second, done = await tried("r2", "echo x > /dev/shm/x")
+        third, again = await tried("r3", "true")
+        assert first is second is third
+        assert clean.stdout == done.stdout == again.stdout
+        assert [labels["clawexp.rollout"] for labels in await podman.labels()] == ["warm-0"]
+    assert await place[0].labels() == []
+    assert list((place[1] / "boxes").iterdir()) == []
 
 
 async def test_without_a_tasks_image_nothing_starts(imaged: Task, box: Boxes, tmp_path: Path) -> None:
@@ -438,7 +542,7 @@ async def main():
     root = Path(sys.argv[1])
     owner = Owner(run_id="run", rollout_id="r", root=root, proxy_socket=None, proxy_port=1)
     podman = Podman(
-        file_bytes=1, memory_mb=100, cpus=1.0, pids=40, require_limits=False,
+        file_bytes=1, memory_mb=100, cpus=1.0, pids=40, disk_mb=500, warm=0, creators=1, require_limits=False,
         base=None, build_network="none", build_s=60, builds=1,
     )
     async with podman.sandbox(task, Needs(), owner) as sandbox:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from clawexp.errors import RuntimeFault
-from clawexp.runtime.podman_service import service, to_the_end
+from clawexp.runtime.podman_service import service
+from clawexp.runtime.process import to_the_end
 from clawexp.scratch import scratch_root
 
 

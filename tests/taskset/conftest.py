@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from boxes import Boxed
 
-from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task, Verdict
+from clawexp.records import Command, Finished, Heard, Needs, Owner, Sandbox, Task, Verdict
 from clawexp.runtime.bubblewrap import Bubblewrap
 
 
@@ -25,7 +25,16 @@ class Memory:
     def __init__(self) -> None:
         self.content: dict[str, bytes] = {}
 
-    async def run(self, command: Command) -> Finished:
+    async def run(self, command: Command, heard: Heard | None = None) -> Finished:
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        raise NotImplementedError
+
+    async def snapshot(self) -> str:
+        raise NotImplementedError
+
+    async def reset(self, to: str | None = None) -> None:
         raise NotImplementedError
 
     async def put(self, files: Mapping[str, bytes]) -> None:
@@ -93,6 +102,8 @@ def boxed(tmp_path: Path) -> Boxed:
 
     def make(task: Task) -> AbstractAsyncContextManager[Sandbox]:
         owner = Owner(run_id="run", rollout_id="r", root=tmp_path / "boxes", proxy_socket=None, proxy_port=9)
-        return Bubblewrap(file_bytes=100_000).sandbox(task, Needs(), owner)
+        return Bubblewrap(
+            file_bytes=100_000, memory_mb=4000, cpus=2.0, pids=1000, disk_mb=4000, require_limits=False
+        ).sandbox(task, Needs(), owner)
 
     return make

@@ -43,7 +43,9 @@ def test_a_dockerfile_that_builds_needs_an_image_and_a_runtime_without_one_says_
     write(tmp_path / "built", environment__Dockerfile=f"{DOCKERFILE}RUN make\n")
     taskset = Harbor(path=str(tmp_path), eval_share=0)
     (place,) = taskset.places()
-    reason = Bubblewrap(file_bytes=1).refuses(place)
+    reason = Bubblewrap(file_bytes=1, memory_mb=4000, cpus=2.0, pids=1000, disk_mb=4000, require_limits=False).refuses(
+        place
+    )
     assert reason is not None
     assert "task built needs an image" in reason
     assert "leave the task out" in reason
