@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from clawexp.errors import RuntimeFault
-from clawexp.runtime.placement import Placer
+from clawexp.runtime.hosts.placement import Placer, Placing
 
 
 @contextlib.asynccontextmanager
@@ -41,7 +41,7 @@ async def test_filling_leaves_a_host_free_as_long_as_it_can():
 
 
 @pytest.mark.parametrize("placing", ["fill", "spread"])
-async def test_a_host_that_has_had_the_kind_is_preferred(placing: str):
+async def test_a_host_that_has_had_the_kind_is_preferred(placing: Placing):
     placer = Placer({"a": 9, "b": 9, "c": 9}, placing)
     async with taken(placer, "x", "y", "z") as first, taken(placer, *"wwwwww"):
         pass
