@@ -29,7 +29,7 @@ from contextlib import AbstractAsyncContextManager
 from statistics import quantiles
 from typing import Any, Protocol, get_args
 
-from clawexp.runtime.hosts.placement import Placer, Placing
+from clawexp.runtime.placement import Placer, Placing
 
 MEDIAN_S, SIGMA, LONGEST_S = 60.0, 0.9, 1800.0
 MAKE_S, IMAGES, PLACES = 1.0, 40, (8, 16, 32)

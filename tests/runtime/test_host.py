@@ -17,7 +17,7 @@ import pytest
 from clawexp.errors import RuntimeFault
 from clawexp.records import Command, Needs, Owner, Task
 from clawexp.runtime.bubblewrap import Bubblewrap
-from clawexp.runtime.hosts.hosts import Hosts
+from clawexp.runtime.hosts import Hosts
 
 BUBBLEWRAP = Bubblewrap(file_bytes=1_000_000, memory_mb=512, cpus=1.0, pids=64, disk_mb=64, require_limits=False)
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"

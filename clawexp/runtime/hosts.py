@@ -20,9 +20,9 @@ from clawexp.component import component
 from clawexp.errors import RuntimeFault
 from clawexp.protocols import Choosy, Equipped, Imaging, Placed, Preparable, Runtime, Unisolated
 from clawexp.records import Needs, Owner, Sandbox, Task
-from clawexp.runtime.hosts.far_sandbox import place_fields
-from clawexp.runtime.hosts.host import Host, Way, host
-from clawexp.runtime.hosts.placement import Placer, Placing
+from clawexp.runtime.far_sandbox import place_fields
+from clawexp.runtime.host import Host, Way, host
+from clawexp.runtime.placement import Placer, Placing
 from clawexp.runtime.process import to_the_end
 from clawexp.scratch import scratch_folder
 from clawexp.spec import Positive, Seconds

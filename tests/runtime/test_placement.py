@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from clawexp.errors import RuntimeFault
-from clawexp.runtime.hosts.placement import Placer, Placing
+from clawexp.runtime.placement import Placer, Placing
 
 
 @contextlib.asynccontextmanager

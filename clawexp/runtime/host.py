@@ -17,12 +17,12 @@ from typing import Any
 
 from clawexp.errors import RuntimeFault
 from clawexp.records import Needs, Owner, Task
-from clawexp.runtime.hosts.far_sandbox import FarSandbox, far_sandbox
-from clawexp.runtime.hosts.wire import Message, raise_told
+from clawexp.runtime.far_sandbox import FarSandbox, far_sandbox
 from clawexp.runtime.process import to_the_end
+from clawexp.runtime.wire import Message, raise_told
 
 LOCAL = "local/"
-MODULE = "clawexp.runtime.hosts.program"
+MODULE = "clawexp.runtime.host_program"
 STOP_S = 60.0
 """How long a host may take to remove what it holds."""
 FORWARD_S = 30.0
@@ -44,7 +44,7 @@ class Way:
     python: str
     """On the host, with clawexp installed."""
     settings: Mapping[str, Any]
-    """For the program; see `clawexp.runtime.hosts.program`."""
+    """For the program; see `clawexp.runtime.host_program`."""
     folder: Path
     """For sockets; its path is short."""
     start_s: float

@@ -10,8 +10,8 @@ from typing import Any
 from clawexp.errors import RuntimeFault
 from clawexp.protocols import Placed
 from clawexp.records import Command, Finished, Heard, Needs, Owner, Task
-from clawexp.runtime.hosts.wire import Message, packed, raise_told, receive, send, unpacked
 from clawexp.runtime.process import to_the_end
+from clawexp.runtime.wire import Message, packed, raise_told, receive, send, unpacked
 
 CANCEL_S = 30.0
 """How long a host may take to end what was cancelled, and to remove a sandbox."""

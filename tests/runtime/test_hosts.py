@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from clawexp.errors import RuntimeFault
 from clawexp.protocols import Runtime
 from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task
+from clawexp.runtime import hosts as module
 from clawexp.runtime.bubblewrap import Bubblewrap
-from clawexp.runtime.hosts import hosts as module
-from clawexp.runtime.hosts.hosts import Hosts
+from clawexp.runtime.hosts import Hosts
 from clawexp.scratch import scratch_root
 
 BUBBLEWRAP = Bubblewrap(file_bytes=1_000_000, memory_mb=512, cpus=1.0, pids=64, disk_mb=64, require_limits=False)
@@ -205,7 +205,7 @@ async def test_nothing_is_left_when_it_is_over(task: Task, owner: Owners, proces
     async with chosen().open([tmp_path], []) as opened, opened.sandbox(task, Needs(), owner()) as sandbox:
         await sandbox.run(shell("echo x > x"))
     assert set(scratch_root().glob("host*")) == before
-    assert processes("clawexp.runtime.hosts.program") == []
+    assert processes("clawexp.runtime.host_program") == []
 
 
 async def test_hosts_of_which_none_serves_are_refused_with_what_each_said(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The program that holds sandboxes on a host, for a driver on another: `python -m clawexp.runtime.hosts.program`.
+"""The program that holds sandboxes on a host, for a driver on another: `python -m clawexp.runtime.host_program`.
 
 It is told on stdin, in one line, which runtime it is to use, and says on stdout at which unix socket it serves. Every
 connection there is one sandbox, which is removed when the connection ends, however that ends. With its stdin, all of it
@@ -22,9 +22,9 @@ from hydra.utils import get_class
 from clawexp.errors import ClawexpError, RuntimeFault
 from clawexp.protocols import Openable, Runtime
 from clawexp.records import Command, Image, Needs, Owner, Sandbox, Task, Verdict
-from clawexp.runtime.hosts.wire import Message, packed, receive, send, told, unpacked
 from clawexp.runtime.reaper import sweep
 from clawexp.runtime.reaping import reaping
+from clawexp.runtime.wire import Message, packed, receive, send, told, unpacked
 from clawexp.scratch import scratch_folder, scratch_root
 
 PROXIES = "proxies"
