@@ -109,6 +109,16 @@ class Openable(Protocol):
 
 
 @runtime_checkable
+class Distributed(Protocol):
+    """A runtime on hosts: they bound how many sandboxes there can be, and not this machine's memory."""
+
+    @property
+    def sandboxes_by_host(self) -> Mapping[str, int]:
+        """At once."""
+        ...
+
+
+@runtime_checkable
 class Taskset(Protocol):
     """A data source. What it gives depends on its fields and the arguments alone, so a resumed run continues it."""
 

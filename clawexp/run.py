@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
@@ -21,7 +22,7 @@ from clawexp.environment import describe_environment
 from clawexp.errors import ClawexpError, EngineError
 from clawexp.learner.parity import agreement, require, require_rendering
 from clawexp.metrics import blocked_hosts, measure, measure_evaluation
-from clawexp.protocols import EngineHandle, Openable, Runtime, TaskAware
+from clawexp.protocols import Distributed, EngineHandle, Openable, Runtime, TaskAware
 from clawexp.records import Rollout
 from clawexp.rollout import Site, gather
 from clawexp.run_folder import RunFolder
@@ -213,9 +214,16 @@ async def open_site(experiment: Experiment, folder: Path, engine: EngineHandle) 
                 model=experiment.model,
                 options=experiment.rollout,
                 credit=experiment.outcome,
-                gate=MemoryGate(experiment.rollout.max_concurrency, experiment.rollout.memory_share),
+                gate=_gate(experiment),
                 expect=engine.expect if isinstance(engine, TaskAware) else None,
             )
+
+
+def _gate(experiment: Experiment) -> MemoryGate:
+    options, runtime = experiment.rollout, experiment.runtime
+    if isinstance(runtime, Distributed):
+        return MemoryGate(min(options.max_concurrency, sum(runtime.sandboxes_by_host.values())), math.inf)
+    return MemoryGate(options.max_concurrency, options.memory_share)
 
 
 def _opened(experiment: Experiment, folders: Sequence[Path]) -> AbstractAsyncContextManager[Runtime]:

@@ -29,6 +29,8 @@ from clawexp.scratch import scratch_folder, scratch_root
 
 PROXIES = "proxies"
 """Folder of the sockets that lead to the driver's proxy. Beside its path, a rollout's key is needed to use one."""
+SETTINGS_BYTES = 1 << 30
+"""They name every task that brings an image."""
 BACKLOG = 1024
 """Connections that may wait to be taken."""
 
@@ -172,7 +174,7 @@ async def opened(settings: Mapping[str, Any], folders: list[Path]) -> AsyncItera
 async def serve() -> None:
     """Until stdin ends."""
     loop = asyncio.get_running_loop()
-    stdin = StreamReader()
+    stdin = StreamReader(limit=SETTINGS_BYTES)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stdin), sys.stdin)
     settings = json.loads(await stdin.readline())
     sweep(scratch_root())

@@ -18,11 +18,13 @@ from pydantic import AfterValidator
 
 from clawexp.component import component
 from clawexp.errors import RuntimeFault
-from clawexp.protocols import Choosy, Equipped, Imaging, Placed, Preparable, Runtime, Unisolated
+from clawexp.protocols import Placed, Preparable, Runtime
 from clawexp.records import Needs, Owner, Sandbox, Task
+from clawexp.runtime.bubblewrap import Bubblewrap
 from clawexp.runtime.far_sandbox import place_fields
 from clawexp.runtime.host import Host, Way, host
 from clawexp.runtime.placement import Placer, Placing
+from clawexp.runtime.podman import Podman
 from clawexp.runtime.process import to_the_end
 from clawexp.scratch import scratch_folder
 from clawexp.spec import Positive, Seconds
@@ -55,7 +57,7 @@ def _named(hosts: tuple[str, ...]) -> tuple[str, ...]:
 class Hosts:
     """The same runtime on every host."""
 
-    each: Runtime
+    each: Bubblewrap | Podman
     """What makes the sandboxes on a host."""
     hosts: Annotated[tuple[str, ...], AfterValidator(_named)]
     """As ssh knows them. `node1*64`: with its own number of sandboxes. `local/NAME`: this machine, once more."""
@@ -70,40 +72,35 @@ class Hosts:
     """For one host."""
 
     @property
-    def places(self) -> dict[str, int]:
-        """Sandboxes at once by host."""
+    def sandboxes_by_host(self) -> dict[str, int]:
+        """At once."""
         told = {name: number for name, _, number in (each.partition("*") for each in self.hosts)}
         return {name: int(number or self.sandboxes) for name, number in told.items()}
 
     def prepared(self) -> str | None:
         """Whether this machine has what its runtime needs; each host says so itself when it is started."""
-        return self.each.prepared() if isinstance(self.each, Preparable) else None
+        return self.each.prepared() if isinstance(self.each, Podman) else None
 
     def prepare(self) -> None:
         """Prepare this machine. Raises ClawexpError."""
-        if isinstance(self.each, Preparable):
+        if isinstance(self.each, Podman):
             self.each.prepare()
 
-    def images(self, places: Sequence[Placed]) -> "Preparable":
+    def images(self, places: Sequence[Placed]) -> Preparable:
         """Those that tasks bring, for this machine."""
-        return self.each.images(places) if isinstance(self.each, Imaging) else _Nothing()
+        return self.each.images(places) if isinstance(self.each, Podman) else _Nothing()
 
     def refuses(self, place: Placed) -> str | None:
         """As the runtime on each host does."""
-        return self.each.refuses(place) if isinstance(self.each, Choosy) else None
-
-    def distrusts(self, needs: Needs) -> str | None:
-        """As the runtime on each host does."""
-        return self.each.distrusts(needs) if isinstance(self.each, Unisolated) else None
+        return self.each.refuses(place)
 
     def lacks(self, needs: Needs, place: Placed | None) -> str | None:
         """As the runtime on each host does."""
-        return self.each.lacks(needs, place) if isinstance(self.each, Equipped) else None
+        return self.each.lacks(needs, place) if isinstance(self.each, Podman) else None
 
     @contextlib.asynccontextmanager
     async def open(self, folders: Sequence[Path], places: Sequence[Placed]) -> AsyncIterator[Runtime]:
         """All hosts, started. Raises RuntimeFault where none of them comes to serve."""
-        assert dataclasses.is_dataclass(self.each)
         kind = type(self.each)
         settings = {
             "target": f"{kind.__module__}.{kind.__qualname__}",
@@ -119,8 +116,8 @@ class Hosts:
                 folder=folder,
                 start_s=self.start_s,
             )
-            opened = OpenHosts(Placer(self.places, self.placing), way)
-            kept = {asyncio.ensure_future(opened.keep(name)) for name in self.places}
+            opened = OpenHosts(Placer(self.sandboxes_by_host, self.placing), way)
+            kept = {asyncio.ensure_future(opened.keep(name)) for name in self.sandboxes_by_host}
             try:
                 await opened.started()
                 yield opened

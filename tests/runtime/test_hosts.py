@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import pytest
 from pydantic import ValidationError
 
 from clawexp.errors import RuntimeFault
+from clawexp.outcome import GRADED
 from clawexp.protocols import Runtime
 from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task
+from clawexp.run_folder import RunFolder
 from clawexp.runtime import hosts as module
 from clawexp.runtime.bubblewrap import Bubblewrap
 from clawexp.runtime.hosts import Hosts
@@ -200,6 +203,20 @@ async def test_a_host_that_makes_no_sandbox_is_drained_until_it_was_started_agai
                 await asyncio.sleep(0.1)
 
 
+def test_a_whole_run_is_spread_over_hosts_which_hold_no_more_than_they_can(
+    whole_run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    places = ("runtime=hosts", "runtime.hosts=[local/a,local/b*2]", "runtime.sandboxes=1")
+    done = whole_run(*places, "steps=1", "eval.num_tasks=0", "num_tasks=2", "group_size=4", "logger=[jsonl,console]")
+    assert done.returncode == 0, done.stderr
+    (log,) = tmp_path.rglob("rollouts.log")
+    rollouts = RunFolder(path=log.parent).rollouts(0)
+    assert len(rollouts) == 8
+    assert {rollout.outcome for rollout in rollouts} <= GRADED, [rollout.reason for rollout in rollouts]
+    assert {rollout.facts["host"] for rollout in rollouts} == {"local/a", "local/b"}
+    assert "left of this run: 0 containers, 0 processes, 0 mounts, 0 cgroups, 0 sockets, 0 folders" in done.stderr
+
+
 async def test_nothing_is_left_when_it_is_over(task: Task, owner: Owners, processes: Processes, tmp_path: Path):
     before = set(scratch_root().glob("host*"))
     async with chosen().open([tmp_path], []) as opened, opened.sandbox(task, Needs(), owner()) as sandbox:
@@ -218,7 +235,7 @@ async def test_hosts_of_which_none_serves_are_refused_with_what_each_said(tmp_pa
 
 
 def test_a_host_may_have_its_own_number_of_sandboxes() -> None:
-    assert chosen(hosts=("a", "me@b*64"), sandboxes=3).places == {"a": 3, "me@b": 64}
+    assert chosen(hosts=("a", "me@b*64"), sandboxes=3).sandboxes_by_host == {"a": 3, "me@b": 64}
 
 
 @pytest.mark.parametrize(
