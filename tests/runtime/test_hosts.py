@@ -13,9 +13,9 @@ import pytest
 from pydantic import ValidationError
 
 from clawexp.errors import RuntimeFault
-from clawexp.outcome import GRADED
 from clawexp.protocols import Runtime
 from clawexp.records import Command, Finished, Needs, Owner, Sandbox, Task
+from clawexp.rollout import GRADED
 from clawexp.run_folder import RunFolder
 from clawexp.runtime import hosts as module
 from clawexp.runtime.bubblewrap import Bubblewrap
