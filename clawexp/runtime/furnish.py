@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,22 @@ def furnish(folder: Folder) -> None:
     agent = ids().agent
     for path in folder.places():
         os.chown(path, agent, agent if os.geteuid() == 0 else -1)
+
+
+def mount_points(folder: Folder, needs: Needs) -> dict[Path, Path]:
+    """What lies in the sandbox's own /tmp only because something of the host is shown there -> what that is."""
+    inside = {Path(there): Path(here) for here, there in needs.mounts.items()}
+    return {
+        folder.tmp / there.relative_to("/tmp"): here for there, here in inside.items() if there.is_relative_to("/tmp")
+    }
+
+
+def make_mount_points(points: Mapping[Path, Path]) -> None:
+    """Make them: a container's runtime would do it as a user whose files the driver may be unable to remove."""
+    for point, shown in points.items():
+        (point if shown.is_dir() else point.parent).mkdir(parents=True, exist_ok=True)
+        if not shown.is_dir():
+            point.touch()
 
 
 def mounts(folder: Folder, workspace: str, needs: Needs, owner: Owner) -> list[dict[str, Any]]:

@@ -18,8 +18,10 @@ Begin = Callable[[], AbstractAsyncContextManager[Life]]
 class LivingSandbox(FolderSandbox):
     """A life begins with the first command, and the next one after it has ended, however it did."""
 
-    outlasts_stop = False
-    """Whether nothing but its folder can be changed in it, so that a life that is as it began need not end."""
+    @property
+    def outlasts_stop(self) -> bool:
+        """Whether nothing but its folder can be changed in it, so that a life that is as it began need not end."""
+        return False
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ from clawexp.runtime.cgroup import Limits, unlimited
 from clawexp.runtime.container import Container, container
 from clawexp.runtime.disk import DiskBound
 from clawexp.runtime.folder import Folder, create
-from clawexp.runtime.furnish import HOME, PROXY, first, furnish, is_free, mounts
+from clawexp.runtime.furnish import HOME, PROXY, first, furnish, is_free, make_mount_points, mount_points, mounts
 from clawexp.runtime.ids import AGENT, ids
 from clawexp.runtime.image_build import Building
 from clawexp.runtime.label import Label, new_label, write_label
@@ -67,7 +67,13 @@ class PodmanSandbox(LivingSandbox):
         self.facts = facts
         self._label = label
         self._image = made
-        self.outlasts_stop = made.is_read_only
+        self.mount_points: Mapping[Path, Path] = {}
+        """See `clawexp.runtime.furnish.mount_points`."""
+
+    @property
+    def outlasts_stop(self) -> bool:
+        """To empty the folders removes mount points, and what is mounted there is gone for the life that goes on."""
+        return self._image.is_read_only and not self.mount_points
 
     def lend(self, rollout_id: str) -> None:
         """Write down whose it is, until when."""
@@ -93,6 +99,7 @@ class PodmanSandbox(LivingSandbox):
         return f"sandbox {self.id} is of a task's own image, whose folders may have changed and are not kept or reset"
 
     async def begin(self) -> None:
+        make_mount_points(self.mount_points)
         await asyncio.to_thread(self._image.unpack, self.folder.workspace)
         await super().begin()
 
@@ -269,6 +276,7 @@ class OpenPodman:
         try:
             write_label(folder.path, label)
             await asyncio.to_thread(furnish, folder)
+            make_mount_points(points := mount_points(folder, needs))
             options = {**FIXED, **_of_image(made), "labels": label.labels()}
             options["seccomp_profile_path"] = str(self._service.seccomp)
             # Not as the command: an image may have an entry point of its own.
@@ -279,6 +287,7 @@ class OpenPodman:
                 facts = _facts(owner, inside, made)
                 _refuse(self._options.require_limits and _unenforced(facts))
                 sandbox = PodmanSandbox(folder, label, made, inside, facts)
+                sandbox.mount_points = points
                 try:
                     yield sandbox
                 finally:

@@ -448,6 +448,10 @@ async def test_mounts_are_read_only_and_a_missing_one_is_a_fault(box: Boxes, pla
         done = await ran(sandbox, f"cat {package}/main.js; echo 2 > {package}/main.js")
         assert done.stdout == b"1"
         assert done.code != 0
+        await sandbox.reset()  # its /tmp, where the package is shown, is emptied
+        assert (await ran(sandbox, f"cat {package}/main.js")).stdout == b"1"
+        await sandbox.stop()
+        assert (await ran(sandbox, f"cat {package}/main.js")).stdout == b"1"
     with pytest.raises(RuntimeFault, match="/no/such/folder"):
         async with box(needs=Needs(mounts={"/no/such/folder": "/no/such/folder"})) as sandbox:
             await ran(sandbox, "true")
