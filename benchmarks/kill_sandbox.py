@@ -36,7 +36,16 @@ LIMITS = {"file_bytes": 1000, "memory_mb": 200, "cpus": 1.0, "pids": 50, "disk_m
 RUNTIMES: dict[str, Runtime] = {
     "bubblewrap": Bubblewrap(**LIMITS),
     # With one warm sandbox for three workers: sandboxes are made, kept and made as new at any moment.
-    "podman": Podman(**LIMITS, warm=1, creators=2, base="package:base", build_network="none", build_s=600, builds=1),
+    "podman": Podman(
+        **LIMITS,
+        warm=1,
+        creators=2,
+        oci_runtime="crun",
+        base="package:base",
+        build_network="none",
+        build_s=600,
+        builds=1,
+    ),
 }
 VICTIMS = ("driver", "driver and reaper", "reaper", "service")
 """Whose death is tried, in turn; bubblewrap has no service."""

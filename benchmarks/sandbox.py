@@ -44,6 +44,7 @@ PODMAN = Podman(
     **BOUNDS,
     warm=0,
     creators=4,
+    oci_runtime="crun",
     base="package:base",
     build_network="none",
     build_s=600,

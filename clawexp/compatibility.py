@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from clawexp.capture.dialects.table import DIALECTS
 from clawexp.errors import ConfigError
 from clawexp.model.checkpoint import checkpoint_folder, has_experts, other_than_ours, read_config
-from clawexp.protocols import Choosy, Equipped, Imitating, Listed, Unisolated
+from clawexp.protocols import Choosy, Equipped, Imitating, Listed, Relying, Unisolated
 from clawexp.spec import Experiment, Particular, Telling
 
 
@@ -28,6 +28,7 @@ class Clash:
 def clashes(experiment: Experiment) -> Iterator[Clash]:
     """All of them; none where the experiment is possible."""
     yield from _tasks_and_runtime(experiment)
+    yield from _runtime_and_machine(experiment)
     yield from _harness_and_runtime(experiment)
     yield from _harness_and_programs(experiment)
     yield from _harness_and_boundary(experiment)
@@ -42,6 +43,14 @@ def _tasks_and_runtime(experiment: Experiment) -> Iterator[Clash]:
             reason = experiment.runtime.refuses(place)
             if reason:
                 yield Clash(sides=_sides(experiment, "taskset", "runtime"), why=reason)
+
+
+def _runtime_and_machine(experiment: Experiment) -> Iterator[Clash]:
+    """A launcher's machines are others than this."""
+    if isinstance(experiment.runtime, Relying) and experiment.launcher is None:
+        reason = experiment.runtime.misses()
+        if reason:
+            yield Clash(sides=_sides(experiment, "runtime"), why=reason)
 
 
 def _harness_and_runtime(experiment: Experiment) -> Iterator[Clash]:

@@ -75,6 +75,15 @@ class Equipped(Protocol):
 
 
 @runtime_checkable
+class Relying(Protocol):
+    """A runtime that relies on programs of the machine it runs on."""
+
+    def misses(self) -> str | None:
+        """Which of them is not there, and what brings it; None where nothing is missing."""
+        ...
+
+
+@runtime_checkable
 class Preparable(Protocol):
     """A runtime or engine that needs something fetched or built before it can be used; every harness is one too."""
 

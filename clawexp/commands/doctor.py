@@ -19,6 +19,7 @@ from clawexp.model.checkpoint import checkpoint_folder
 from clawexp.protocols import Preparable
 from clawexp.runtime import bubblewrap, rootless
 from clawexp.runtime.cgroup import own_groups
+from clawexp.runtime.podman import Podman
 from clawexp.runtime.podman_probe import points
 
 
@@ -35,12 +36,14 @@ class Finding:
 def run(argv: Sequence[str]) -> int:
     """Print a line for every option. The status is 0 when the default experiment can run.
 
-    With `runtime=podman`: a line for everything that this runtime depends on; 0 when it can be used.
+    With `runtime=podman`, and options of it: a line for everything that it depends on; 0 when it can be used.
     """
-    if list(argv) == ["runtime=podman"]:
-        return _podman()
+    if argv and argv[0] == "runtime=podman" and all(word.startswith("runtime.") for word in argv[1:]):
+        return _podman(instantiate(composed(argv).runtime, _convert_="all"))
     if argv:
-        raise ConfigError(f"doctor takes no arguments, or runtime=podman (it was given {' '.join(argv)})")
+        raise ConfigError(
+            f"doctor takes no arguments, or runtime=podman with options of it (it was given {' '.join(argv)})"
+        )
     findings = [*_machine(), *_options()]
     for finding in findings:
         print(f"{'ok  ' if finding.works else 'no  '} {finding.group + '=' + finding.option:<28} {finding.note}")
@@ -48,10 +51,13 @@ def run(argv: Sequence[str]) -> int:
     return 0 if all(f.works for f in findings if (f.group, f.option) in needed) else 1
 
 
-def _podman() -> int:
-    for point in points():
+def _podman(options: Podman) -> int:
+    for point in points(options.oci_runtime):
         print(f"{'ok  ' if point.good else 'no  '} {point.name:<16} {point.note}")
-    return 0 if rootless.unavailable() is None else 1
+    obstacle = options.misses() or rootless.unavailable()
+    if obstacle:
+        print(obstacle)
+    return 1 if obstacle else 0
 
 
 def _machine() -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from clawexp.runtime.disk import DiskBound
 from clawexp.runtime.life import BEGIN_S, Life, greeted, lived
 from clawexp.runtime.podman_service import Service
 from clawexp.runtime.process import to_the_end
+from clawexp.runtime.sentry import sentry
 
 SOCKET = "driver.sock"
 NOT_FOUND = 404
@@ -44,9 +45,22 @@ class Container:
             driver = await _caller(listener)
         with driver:
             pid, _, _ = struct.unpack("iii", driver.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            async with lived(driver, pid, self.group, self.disk.admit) as life:
+            async with self._lived(driver, pid) as life:
                 await greeted(driver)
                 yield life
+
+    def _lived(self, driver: socket.socket, caller: int) -> contextlib.AbstractAsyncContextManager[Life]:
+        if self.service.oci_runtime != "runsc":
+            return lived(driver, caller, self.group, self.disk.admit)
+        found = sentry(caller)
+        return lived(
+            driver,
+            found.kernel,
+            self.group,
+            lambda _: found.bind(self.group.admit),
+            beside=[found.gofer],
+            gone=found.gone,
+        )
 
     def _start(self) -> None:
         # Podman may not yet have noticed how the last life ended; of a new container it knows at once.

@@ -33,16 +33,22 @@ REPORT_BYTES = 1024
 LOST = b""
 """What stands for the report of a process 1 that is gone."""
 
+Gone = Callable[[], object]
+
 
 class Life:
     """Made by `lived` alone."""
 
-    def __init__(self, driver: socket.socket, first: int, pid: int, group: Group) -> None:
+    def __init__(
+        self, driver: socket.socket, pid: int, handles: Sequence[int], group: Group, gone: Gone | None
+    ) -> None:
+        """`handles`: on process 1 and on all that are beside it. `gone`: returns when all else of it is."""
         self.pid = pid
         """Of process 1, on the host."""
         self.over = False
         self._driver = driver
-        self._first = first
+        self._handles = handles
+        self._gone = gone
         self._group = group
         self._conditions = _conditions(pid)
 
@@ -95,9 +101,9 @@ class Life:
 
         The kernel says that there is no other process and that process 1 has the limits and the priority that it had;
         process 1 says that there is no shared memory, and nobody inside can change what it does. When it does not tell,
-        the answer is no.
+        the answer is no, and so it is where others are beside it: what they remember, the kernel does not say.
         """
-        if self.over or _conditions(self.pid) != self._conditions:
+        if self.over or len(self._handles) > 1 or _conditions(self.pid) != self._conditions:
             return False
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -113,11 +119,13 @@ class Life:
         Raises RuntimeFault where that does not come about.
         """
         self.over = True
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._first, signal.SIGKILL)
+        _kill(self._handles)
         try:
             async with asyncio.timeout(DEATH_S):
-                await readable(self._first)
+                for handle in self._handles:
+                    await readable(handle)
+                if self._gone is not None:
+                    await asyncio.to_thread(self._gone)
         except TimeoutError as error:
             raise RuntimeFault(f"a sandbox still runs {DEATH_S:.0f} s after SIGKILL") from error
 
@@ -135,27 +143,48 @@ def _conditions(pid: int) -> tuple[str, ...]:
 
 
 @contextlib.asynccontextmanager
-async def lived(driver: socket.socket, pid: int, group: Group, *admits: Callable[[int], object]) -> AsyncIterator[Life]:
+async def lived(
+    driver: socket.socket,
+    pid: int,
+    group: Group,
+    *admits: Callable[[int], object],
+    beside: Sequence[int] = (),
+    gone: Gone | None = None,
+) -> AsyncIterator[Life]:
     """A life, from its process 1, which waits for orders, until the context ends.
 
-    The group and all that admit it are given its id first. Raises RuntimeFault where it is gone by then.
+    The group and all that admit it are given its id first. `beside`: processes that serve it from outside of its
+    namespace, and end with it; `gone`: returns when what may go on for a moment without these does not. Raises
+    RuntimeFault where one is gone by then.
     """
+    handles: list[int] = []
     try:
-        first = os.pidfd_open(pid)
-    except ProcessLookupError as error:
-        raise RuntimeFault("process 1 of a sandbox died before it took a command") from error
-    try:
+        for process in (pid, *beside):
+            handles.append(_handle(process))
         for admit in (group.admit, *admits):
             await asyncio.to_thread(_admitted, admit, pid)  # the kernel takes its time to move a process
-        life = Life(driver, first, pid, group)
+        life = Life(driver, pid, handles, group, gone)
         try:
             yield life
         finally:
             await to_the_end(life.end())
     finally:
+        _kill(handles)
+        for handle in handles:
+            os.close(handle)
+
+
+def _handle(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError as error:
+        raise RuntimeFault("process 1 of a sandbox died before it took a command") from error
+
+
+def _kill(handles: Sequence[int]) -> None:
+    for handle in handles:
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(first, signal.SIGKILL)
-        os.close(first)
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
 
 
 def _admitted(admit: Callable[[int], object], pid: int) -> None:
@@ -244,6 +273,7 @@ class Streams:
                 streams.inside.append(into)
                 if agent is not None:  # or a program could not open /dev/stdout
                     os.fchown(into, agent, agent)
+                    os.fchmod(into, 0o622)
                 told = functools.partial(heard, name) if heard else None
                 made = functools.partial(Tail, command.output_bytes, told)
                 transport, tail = await loop.connect_read_pipe(made, os.fdopen(out, "rb"))

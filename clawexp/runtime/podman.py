@@ -27,6 +27,7 @@ from clawexp.runtime.ids import AGENT, ids
 from clawexp.runtime.image_build import Building
 from clawexp.runtime.label import Label, new_label, write_label
 from clawexp.runtime.living import LivingSandbox
+from clawexp.runtime.oci import KINDS, OciRuntime, refused
 from clawexp.runtime.podman_service import Service, service
 from clawexp.runtime.pool import Pool, pool
 from clawexp.runtime.process import to_the_end
@@ -128,6 +129,8 @@ class Podman:
     """Sandboxes that are made, made as new or removed at once, where some are kept ready."""
     require_limits: bool
     """Refuse to run where not all of these limits can be set."""
+    oci_runtime: OciRuntime
+    """What makes its containers: `crun` and `runc` of namespaces, `runsc` with gVisor's kernel."""
     base: str | None
     """What FROM stands for in the Dockerfiles of tasks; None: for what it says where its registry answers, else for the
     project's base image. `package:base` is that one; anything else is what `podman pull` takes."""
@@ -137,6 +140,10 @@ class Podman:
     """For one image."""
     builds: Positive
     """At once."""
+
+    def misses(self) -> str | None:
+        """What its containers are made with."""
+        return refused(self.oci_runtime)
 
     def prepared(self) -> str | None:
         """None when its image is there; otherwise the line that builds it."""
@@ -184,14 +191,14 @@ class Podman:
 
         Raises RuntimeFault where rootless containers do not work or an image is missing, or a limit that is required.
         """
-        _refuse(unavailable())
+        _refuse(self.misses() or unavailable())
         _refuse(self.require_limits and unlimited())
         line = self.prepared()
         _refuse(line and f"the image for sandboxes is not there; build it with: {line}")
         images = self.images(places).found()
         stores = {store for made in images.values() for store in made.stores}
         async with service(
-            [image.store(), *sorted(stores - {image.store()})], [image.cache().parent, *folders]
+            [image.store(), *sorted(stores - {image.store()})], [image.cache().parent, *folders], self.oci_runtime
         ) as alive:
             opened = OpenPodman(self, alive, images)
             async with opened.keeping_warm():
@@ -283,6 +290,8 @@ class OpenPodman:
             options["entrypoint"] = first(made.python, needs, owner)
             options["mounts"] = mounts(folder, made.workspace, needs, owner)
             disk = DiskBound(folder=folder.path, size=self._options.disk_mb << 20)
+            if self._options.oci_runtime == "runsc":  # its kernel knows files; on the host it is one process
+                options["ulimits"] = [{"Name": "fsize", "Soft": disk.size, "Hard": disk.size}]
             async with container(self._service, called, folder.path / "door", self._limits, disk, options) as inside:
                 facts = _facts(owner, inside, made)
                 _refuse(self._options.require_limits and _unenforced(facts))
@@ -368,7 +377,8 @@ def _facts(owner: Owner, inside: Container, made: TaskImage) -> dict[str, Any]:
     proxied = owner.proxy_socket is not None
     return {
         "runtime": "podman",
-        "isolation": "container",
+        "isolation": KINDS[inside.service.oci_runtime].isolation,
+        "oci_runtime": inside.service.oci_runtime,
         "image": made.store.name,
         "base": made.base,
         "limits": {**inside.group.in_force, "disk_mb": inside.disk.size >> 20},

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from clawexp.runtime import oci
 from clawexp.runtime.ids import ids
 
 PARTS = ("storage", "home")
@@ -22,12 +23,11 @@ CONFIG = """\
 # A container's own limit may not exceed the host's, and may be all that a container gets.
 default_ulimits = ["nofile={files}:{files}"]
 # Keys are few for each user, and each container would take one.
-keyring = false
+{keys}keyring = false
 [engine]
 cgroup_manager = "cgroupfs"
 events_logger = "none"
-runtime = "crun"
-"""
+{runtime}"""
 STORAGE = """\
 [storage]
 driver = "overlay"
@@ -47,6 +47,7 @@ class PodmanHome:
     """Where one podman lives."""
 
     folder: Path
+    oci_runtime: oci.OciRuntime = "crun"
 
     @property
     def state(self) -> Path:
@@ -60,7 +61,13 @@ class PodmanHome:
         """Lay it out. `images`: further stores, which it only reads."""
         self.folder.chmod(0o711)
         files = min(MAX_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-        (self.folder / "containers.conf").write_text(CONFIG.format(files=files))
+        (self.folder / "containers.conf").write_text(
+            CONFIG.format(
+                files=files,
+                keys="" if oci.takes_keys(self.oci_runtime) else "# ",
+                runtime=oci.lay_out(self.oci_runtime, self.folder, f"{FLEETING}/runsc"),
+            )
+        )
         listed = json.dumps([str(path) for path in images])  # a list of strings in TOML too
         storage = STORAGE.format(fleeting=FLEETING, storage=self.storage, images=listed)
         (self.folder / "storage.conf").write_text(storage)

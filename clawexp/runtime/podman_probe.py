@@ -12,6 +12,7 @@ from pathlib import Path
 
 from clawexp.runtime.cgroup import CONTROLLERS, own_groups, unlimited
 from clawexp.runtime.ids import unmapped
+from clawexp.runtime.oci import KINDS, OciRuntime
 from clawexp.runtime.rootless import unavailable
 from clawexp.runtime.seccomp import PROFILES
 
@@ -22,13 +23,6 @@ FILES = 4096
 """Open files that a harness is at ease with."""
 LOCKS = 2048
 """Of podman, one for each container that there is at once; each run has a podman of its own."""
-OCI_RUNTIMES = {
-    "crun": "apt-get install crun",
-    "runc": "apt-get install runc",
-    "runsc": "apt-get install runsc (gVisor)",
-    "kata-runtime": "it needs virtual machines; no Debian package",
-    "krun": "it needs virtual machines; a build of crun with libkrun",
-}
 
 
 @dataclass(frozen=True)
@@ -40,8 +34,8 @@ class Point:
     note: str
 
 
-def points() -> Iterator[Point]:
-    """Everything that containers here depend on."""
+def points(oci_runtime: OciRuntime) -> Iterator[Point]:
+    """Everything that containers here depend on. `oci_runtime`: the chosen one."""
     reason = unavailable()
     yield Point("rootless", reason is None, reason or f"{_version('podman')}, {_version('conmon')}")
     yield _cgroups()
@@ -53,7 +47,7 @@ def points() -> Iterator[Point]:
     yield _tun()
     yield Point("locks", True, f"{LOCKS} containers at once in each run, at most")
     yield from _quotas()
-    yield from _oci_runtimes()
+    yield from _oci_runtimes(oci_runtime)
 
 
 def _cgroups() -> Point:
@@ -91,11 +85,12 @@ def _quotas() -> Iterator[Point]:
     yield Point("file watchers", True, f"{watched} of a user; as root: sysctl fs.inotify.max_user_instances=1024")
 
 
-def _oci_runtimes() -> Iterator[Point]:
-    for program, how in OCI_RUNTIMES.items():
-        there = shutil.which(program) is not None
-        used = "; the one that is used" if program == "crun" else "; not used"
-        yield Point(program, there, f"{_version(program)}{used}" if there else f"not in PATH: {how}")
+def _oci_runtimes(chosen: OciRuntime) -> Iterator[Point]:
+    for name, kind in KINDS.items():
+        there = shutil.which(kind.program) is not None
+        used = "the one that is used" if name == chosen else f"not used; runtime.oci_runtime={name}"
+        note = f"{_version(kind.program)}; {used}" if there else f"not in PATH: {kind.brought_by}"
+        yield Point(kind.program, there, note)
 
 
 def _version(program: str) -> str:

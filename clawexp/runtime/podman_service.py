@@ -21,6 +21,7 @@ from podman import PodmanClient
 from clawexp.errors import RuntimeFault
 from clawexp.records import Command
 from clawexp.runtime.cgroup import divided
+from clawexp.runtime.oci import OciRuntime
 from clawexp.runtime.podman_home import PodmanHome
 from clawexp.runtime.process import Running, start, to_the_end
 from clawexp.runtime.reaper import discard
@@ -57,6 +58,7 @@ class Service:
     """Control groups below which sandboxes may have theirs; empty where there is none to be had."""
     seccomp: Path
     """Profile of the system calls that a sandbox may make."""
+    oci_runtime: OciRuntime
 
     async def call(self, what: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Make one request, to its end even when cancelled: a container half made would be nobody's.
@@ -71,7 +73,9 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def service(images: Sequence[Path], shown: Sequence[Path]) -> AsyncIterator[Service]:
+async def service(
+    images: Sequence[Path], shown: Sequence[Path], oci_runtime: OciRuntime = "crun"
+) -> AsyncIterator[Service]:
     """A podman that runs containers of the images in these stores. It reaches what lies below `shown`, stores too.
 
     Raises RuntimeFault when it does not start, or when it is not started from the main thread, with whose end the
@@ -81,7 +85,7 @@ async def service(images: Sequence[Path], shown: Sequence[Path]) -> AsyncIterato
         raise RuntimeFault("podman's service is started from the main thread, which outlives it; this is another")
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(scratch_folder("podman-"))
-        home = PodmanHome(folder=folder)
+        home = PodmanHome(folder=folder, oci_runtime=oci_runtime)
         home.make(images)
         stack.callback(discard, folder)
         groups = stack.enter_context(divided(f"clawexp-{folder.name}", folder / "groups"))
@@ -95,7 +99,12 @@ async def service(images: Sequence[Path], shown: Sequence[Path]) -> AsyncIterato
             client = PodmanClient(base_url=f"unix://{folder / 'socket'}", timeout=CALL_S, max_pool_size=CONNECTIONS)
             stack.callback(client.close)
             alive = Service(
-                client=client, socket=folder / "socket", running=running, groups=groups, seccomp=_profile(folder)
+                client=client,
+                socket=folder / "socket",
+                running=running,
+                groups=groups,
+                seccomp=_profile(folder),
+                oci_runtime=oci_runtime,
             )
             try:
                 await _answers(running, waiting)

@@ -50,6 +50,7 @@ ISOLATING: dict[str, Runtime] = {
         warm=0,
         creators=2,
         require_limits=bool(own_groups()),
+        oci_runtime="crun",
         base="package:base",
         build_network="none",
         build_s=600,

@@ -36,6 +36,7 @@ OPTIONS = Podman(
     warm=0,
     creators=2,
     require_limits=False,
+    oci_runtime="crun",
     base="package:base",
     build_network="none",
     build_s=600,
@@ -547,7 +548,7 @@ async def main():
     owner = Owner(run_id="run", rollout_id="r", root=root, proxy_socket=None, proxy_port=1)
     podman = Podman(
         file_bytes=1, memory_mb=100, cpus=1.0, pids=40, disk_mb=500, warm=0, creators=1, require_limits=False,
-        base=None, build_network="none", build_s=60, builds=1,
+        oci_runtime="crun", base=None, build_network="none", build_s=60, builds=1,
     )
     async with podman.sandbox(task, Needs(), owner) as sandbox:
         await sandbox.run(Command(argv=("sh", "-c", "echo > ready; setsid sleep 543210 & sleep 543211"), timeout_s=999))
