@@ -1,6 +1,6 @@
 """What a sandbox costs: made, leased warm, a command, 1 MB in and out, made as new, removed.
 
-    python benchmarks/sandbox.py [--concurrency 1 16 64] [--cycles 20] [--idle 500]
+    python benchmarks/sandbox.py [--concurrency 1 16 64] [--cycles 20] [--idle 500] [--oci-runtime runsc]
 
 P50 and P99 in ms. Beside ours, on the same podman in the same run: the podman CLI (`podman run --rm`) and podman-py's
 own calls. `--idle`: so many sandboxes alive at once, and the memory that they take. Read the load that is printed: with
@@ -182,20 +182,20 @@ async def idle(runtime: Runtime, root: Path, number: int) -> None:
 
 
 async def all_of(options: argparse.Namespace, root: Path) -> None:
-    bubblewrap = Bubblewrap(**BOUNDS)
+    bubblewrap, podman = Bubblewrap(**BOUNDS), replace(PODMAN, oci_runtime=options.oci_runtime)
     PODMAN.prepare()
     for concurrency in options.concurrency:
         cycles = max(1, options.cycles // concurrency)
         await measured("bubblewrap", bubblewrap, root, concurrency, cycles, kept_warm=False)
-        async with PODMAN.open([root], []) as cold:
+        async with podman.open([root], []) as cold:
             await measured("podman", cold, root, concurrency, cycles, kept_warm=False)
-        async with replace(PODMAN, warm=2 * concurrency).open([root], []) as warm:
+        async with replace(podman, warm=2 * concurrency).open([root], []) as warm:
             await measured("podman warm", warm, root, concurrency, cycles, kept_warm=True)
         async with service([image.store()], [image.cache().parent]) as alive:
             await peers(alive, concurrency, cycles)
     if options.idle:
-        async with PODMAN.open([root], []) as podman:
-            await idle(podman, root, options.idle)
+        async with podman.open([root], []) as opened:
+            await idle(opened, root, options.idle)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -203,6 +203,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--cycles", type=int, default=64, help="of each kind and concurrency, at least one a worker")
     parser.add_argument("--idle", type=int, default=0)
+    parser.add_argument("--oci-runtime", choices=("crun", "runc", "runsc"), default="crun")
     with tempfile.TemporaryDirectory(prefix="clawexp-bench-") as folder:
         Path(folder).chmod(0o711)
         asyncio.run(all_of(parser.parse_args(words), Path(folder)))

@@ -49,18 +49,23 @@ class Container:
                 await greeted(driver)
                 yield life
 
-    def _lived(self, driver: socket.socket, caller: int) -> contextlib.AbstractAsyncContextManager[Life]:
+    @contextlib.asynccontextmanager
+    async def _lived(self, driver: socket.socket, caller: int) -> AsyncIterator[Life]:
         if self.service.oci_runtime != "runsc":
-            return lived(driver, caller, self.group, self.disk.admit)
-        found = sentry(caller)
-        return lived(
-            driver,
-            found.kernel,
-            self.group,
-            lambda _: found.bind(self.group.admit),
-            beside=[found.gofer],
-            gone=found.gone,
-        )
+            async with lived(driver, caller, self.group, self.disk.admit) as life:
+                yield life
+            return
+        with sentry(caller) as found:
+            admitted = lived(
+                driver,
+                found.kernel,
+                self.group,
+                lambda _: found.bind(self.group.admit),
+                beside=[found.gofer],
+                gone=found.gone,
+            )
+            async with admitted as life:
+                yield life
 
     def _start(self) -> None:
         # Podman may not yet have noticed how the last life ended; of a new container it knows at once.

@@ -7,8 +7,9 @@ The first and what hangs from it have a user namespace to themselves, by which t
 """
 
 import contextlib
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +57,8 @@ class Sentry:
         return [pid for pid in pids if users(pid) == self.users and not is_dead(pid)]
 
 
-def sentry(caller: int) -> Sentry:
+@contextlib.contextmanager
+def sentry(caller: int) -> Iterator[Sentry]:
     """Of the sandbox whose process 1 has called the driver: that call comes from the gofer.
 
     Raises RuntimeFault where it is gone.
@@ -64,10 +66,17 @@ def sentry(caller: int) -> Sentry:
     others = [pid for pid in children(parent(caller)) if pid != caller]
     if len(others) != 1:
         raise RuntimeFault(f"beside the gofer of a gVisor sandbox there is its kernel; found were {others}")
-    found = users(others[0])
-    if found is None or found == users(parent(caller)):
-        raise RuntimeFault("the kernel of a gVisor sandbox has no user namespace to itself, or has ended")
-    return Sentry(kernel=others[0], gofer=caller, users=found)
+    try:
+        held = os.open(f"/proc/{others[0]}/ns/user", os.O_RDONLY)  # or the next sandbox's would be called the same
+    except OSError as error:
+        raise RuntimeFault("the kernel of a gVisor sandbox ended before it took a command") from error
+    try:
+        found = users(others[0])
+        if found is None or found == users(parent(caller)):
+            raise RuntimeFault("the kernel of a gVisor sandbox has no user namespace to itself, or has ended")
+        yield Sentry(kernel=others[0], gofer=caller, users=found)
+    finally:
+        os.close(held)
 
 
 def users(pid: int) -> str | None:

@@ -1,7 +1,7 @@
 import asyncio
 import contextlib
 import platform
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,8 +54,8 @@ def box(place: tuple[OpenPodman, Path], task: Task) -> Boxes:
     """Makes sandboxes of one task."""
     podman, folder = place
 
-    def make(socket: Path | None = None):
-        owner = Owner(run_id="run", rollout_id="r1", root=folder / "boxes", proxy_socket=socket, proxy_port=8089)
+    def make(rollout_id: str = "r1", socket: Path | None = None):
+        owner = Owner(run_id="run", rollout_id=rollout_id, root=folder / "boxes", proxy_socket=socket, proxy_port=8089)
         return podman.sandbox(task, Needs(), owner)
 
     return make
@@ -77,6 +77,13 @@ def gvisors(name: str = "") -> set[int]:
             if path.read_bytes().startswith(f"runsc-{name}".encode()):
                 found.add(int(path.parent.name))
     return found
+
+
+@contextlib.contextmanager
+def namespace_of(pid: int) -> Iterator[str | None]:
+    """Its user namespace, whose name is no other's meanwhile."""
+    with Path(f"/proc/{pid}/ns/user").open():
+        yield users(pid)
 
 
 async def test_a_command_runs_in_gvisors_kernel_and_not_in_this_machines(box: Boxes) -> None:
@@ -140,10 +147,10 @@ async def test_files_are_put_kept_and_reset_across_lives(box: Boxes) -> None:
 
 async def test_nothing_of_a_life_is_left_when_it_has_ended(box: Boxes) -> None:
     before = gvisors()
-    async with box() as sandbox:
+    async with box() as sandbox, contextlib.AsyncExitStack() as stack:
         await shell(sandbox, "true")
         (kernel,) = gvisors("sandbox") - before
-        namespace = users(kernel)
+        namespace = stack.enter_context(namespace_of(kernel))
         assert len(gvisors() - before) == 2
         done = await shell(sandbox, "setsid sleep 99 & setsid sh -c 'while :; do :; done' & sleep 99", timeout_s=1)
         assert done.timed_out
@@ -152,6 +159,18 @@ async def test_nothing_of_a_life_is_left_when_it_has_ended(box: Boxes) -> None:
         assert (await shell(sandbox, "echo again")).stdout == b"again\n"
         await sandbox.stop()
         assert gvisors() <= before
+
+
+async def test_many_begin_and_end_beside_each_other(box: Boxes) -> None:
+    async def once(rollout_id: str) -> None:
+        async with box(rollout_id) as sandbox:
+            for _ in range(3):
+                assert (await shell(sandbox, "echo here")).stdout == b"here\n"
+                await sandbox.stop()
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(6):
+            group.create_task(once(f"r{number}"))
 
 
 async def test_limits_hold_for_all_processes_that_a_sandbox_is_made_of(box: Boxes) -> None:
