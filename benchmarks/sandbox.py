@@ -36,7 +36,7 @@ BOUNDS: dict[str, Any] = {
     "file_bytes": 2_000_000,
     "memory_mb": 256,
     "cpus": 1.0,
-    "pids": 64,
+    "pids": 256,  # the kernel of gVisor takes some of them
     "disk_mb": 1024,
     "require_limits": False,
 }
