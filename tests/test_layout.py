@@ -68,6 +68,7 @@ SHARED_TESTS = {
     "runtime/compiled.py": "runtime/test_inside.py",
     "runtime/container.py": "runtime/test_podman.py",
     "runtime/folder_sandbox.py": "runtime/test_bubblewrap.py",
+    "runtime/sentry.py": "runtime/test_oci.py",
     "runtime/far_sandbox.py": "runtime/test_hosts.py",
     "runtime/host_program.py": "runtime/test_hosts.py",
     "runtime/wire.py": "runtime/test_hosts.py",
