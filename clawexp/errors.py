@@ -58,3 +58,12 @@ class LearnerError(ClawexpError):
 
 class LauncherError(ClawexpError):
     """A cluster or a child process did not do what it was asked."""
+
+
+def first_of(group: BaseExceptionGroup[Exception]) -> Exception:
+    """One of the errors that came together."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, Exception)
+    return error

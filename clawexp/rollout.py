@@ -24,6 +24,7 @@ from clawexp.errors import (
     JournalError,
     RuntimeFault,
     TasksetError,
+    first_of,
 )
 from clawexp.outcome import Credit, Outcome
 from clawexp.protocols import Runtime
@@ -139,7 +140,7 @@ async def _attempt(attempt: Attempt, site: Site) -> Rollout:
     try:
         await _live(attempt, site, progress)
     except* (ClawexpError, OSError) as group:
-        error = _first(group)
+        error = first_of(group)
         progress.outcome = next((o for kind, o in FAULTS.items() if isinstance(error, kind)), Outcome.RUNTIME_FAULT)
         progress.reason = f"{type(error).__name__}: {error}"
     graded = progress.verdict if progress.outcome in GRADED else None
@@ -158,14 +159,6 @@ async def _attempt(attempt: Attempt, site: Site) -> Rollout:
         times=progress.times,
         facts=progress.facts,
     )
-
-
-def _first(group: BaseExceptionGroup[Exception]) -> Exception:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, Exception)
-    return error
 
 
 def _reward(outcome: Outcome, verdict: Verdict | None, credit: Mapping[Outcome, Credit]) -> float | None:

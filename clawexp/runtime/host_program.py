@@ -19,7 +19,7 @@ from typing import Any
 
 from hydra.utils import get_class
 
-from clawexp.errors import ClawexpError, RuntimeFault
+from clawexp.errors import ClawexpError, RuntimeFault, first_of
 from clawexp.protocols import Openable, Runtime
 from clawexp.records import Command, Image, Needs, Owner, Sandbox, Task, Verdict
 from clawexp.runtime.reaper import sweep
@@ -76,7 +76,7 @@ class Visit:
             except* ConnectionError:
                 raise
             except* (ClawexpError, OSError) as group:
-                await self._say(told(first(group)))
+                await self._say(told(first_of(group)))
 
     def _made(self, asked: Message) -> contextlib.AbstractAsyncContextManager[Sandbox]:
         needs = Needs(**asked.fields["needs"])
@@ -149,15 +149,6 @@ class Visit:
         index, data = packed({"stdout": finished.stdout, "stderr": finished.stderr})
         rest = {"code": finished.code, "wall_s": finished.wall_s, "timed_out": finished.timed_out}
         return Message({"finished": rest, "streams": index}, data)
-
-
-def first(group: BaseExceptionGroup[Exception]) -> Exception:
-    """One of those that came together."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, Exception)
-    return error
 
 
 @contextlib.asynccontextmanager
